@@ -83,7 +83,7 @@ def trials(name: str, feds: Sequence[Federation], local: ef.Local, **options: An
         if not values:
             found = {"": ef.simulate(method, feds, model=model, **options).metrics}
         else:
-            swept = ef.sweep(method, feds, model=model, over={parameter: values}, **options).metrics
+            swept = ef.simulate(method, feds, model=model, over={parameter: values}, **options).metrics
             found = {f", {parameter} {value:g}": swept[swept[parameter] == value] for value in values}
         for rest, metrics in found.items():
             yield Trial(

@@ -134,7 +134,7 @@ def fedgft(seeds: int, alphas: Sequence[float]) -> None:
     for alpha in alphas:
         feds = [by_race(seed, alpha) for seed in range(seeds)]
         weights = {"fairness_weight": [0.0, 20.0]}
-        result = ef.sweep(
+        result = ef.simulate(
             ef.methods.FedGFT(), feds, over=weights, model=ef.models.Logistic(), rounds=50, local=local,
             seeds=range(seeds), eval_every=50,
         )  # fmt: skip

@@ -69,7 +69,7 @@ def kernels() -> None:
     n = [0, 1, 2, 3, 17, 1000, 99_999, 1_000_000]
     keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(n))
     found = cuda.orders(torch.from_numpy(keys).cuda(), 3, torch.tensor(n).cuda(), max(n)).cpu().numpy()
-    wanted = (shuffle.order(int(shuffle.folded(keys.view(np.uint64)[i : i + 1], 3)[0]), n[i]) for i in range(len(n)))
+    wanted = (shuffle.order(int(shuffle.fold(keys.view(np.uint64)[i : i + 1], 3)[0]), n[i]) for i in range(len(n)))
     told(all((a[: len(b)] == b).all() for a, b in zip(found, wanted, strict=True)), "batch orders are those of NumPy")
     many = torch.arange(5500, device="cuda")
     seconds = best(lambda: cuda.orders(many, 0, torch.full_like(many, 200), 200))

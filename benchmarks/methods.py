@@ -116,7 +116,7 @@ def trained(
         "clients_per_round": "all",
         "local": ef.Local(epochs=1, batch_size=BATCH[data], learning_rate=rate_of_local),
     }  # fmt: skip
-    return ef.sweep(method, feds, over=over, **options) if over else ef.simulate(method, feds, **options)  # type: ignore[arg-type]
+    return ef.simulate(method, feds, over=over, **options) if over else ef.simulate(method, feds, **options)  # type: ignore[arg-type]
 
 
 def measured(result: ef.Result, metrics: Sequence[str], own: Sequence[str]) -> pd.DataFrame:

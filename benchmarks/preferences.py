@@ -250,7 +250,7 @@ def sweep(feds: Sequence[Federation], method: Method, name: str, first: float, l
     epochs = ROUNDS * (BASE_EPOCHS + HEAD_EPOCHS) // (settings * SWEEP_ROUNDS)
     local = ef.Local(epochs=epochs, batch_size=BATCH, optimizer="adam", learning_rate=RATE, weight_decay=DECAY)
     start = time.process_time()
-    result = ef.sweep(
+    result = ef.simulate(
         method, list(feds), model=ef.models.MLP(hidden=(WIDTH, WIDTH)), over={name: values}, rounds=SWEEP_ROUNDS,
         local=local, seeds=range(len(feds)), eval_every=SWEEP_ROUNDS,
     )  # fmt: skip

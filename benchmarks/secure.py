@@ -68,7 +68,7 @@ def measure(silos: int, values: int, gone: int, folder: Path) -> Cost:
         mask += seconds / (silos - gone)
     transcript = exchange.transcript(LAYOUT, SENT)
     sealed = {name: {other: masked[other].shares[name] for other in masked if other != name} for name in masked}
-    tell, told = cpu(lambda: {name: nodes[name].tell(transcript, tuple(masked), sealed[name]) for name in masked})
+    tell, told = cpu(lambda: {name: nodes[name].unmask(transcript, tuple(masked), sealed[name]) for name in masked})
     server, result = cpu(lambda: total(exchange, transcript, masked, told))
 
     plain = np.zeros(values, np.int64)

@@ -287,12 +287,12 @@ def sweeps(quick: bool) -> dict[str, float]:
     settings = {"model": ef.models.Logistic(), "rounds": rounds, "local": local, "eval_every": rounds, "device": "cpu"}
     weights = np.geomspace(1, 100, 20).tolist()
     one = timed(lambda: ef.simulate(ef.methods.KFFL(), fed, **settings))
-    many = timed(lambda: ef.sweep(ef.methods.KFFL(), fed, over={"fairness_weight": weights}, **settings))
+    many = timed(lambda: ef.simulate(ef.methods.KFFL(), fed, over={"fairness_weight": weights}, **settings))
     # 50 clients, full gradients of all rows each round: 6 values of epsilon for 5 seeds in one call
     fed = federation([800] * 50, 104)
     epsilons = [1e-4, 1e-3, 0.01, 0.1, 0.2, 0.4]
     settings = {"model": ef.models.Logistic(), "rounds": 40, "eval_every": 40, "device": "cpu", "seeds": range(5)}
-    full = timed(lambda: ef.sweep(ef.methods.FedFair(), fed, over={"epsilon": epsilons}, **settings))
+    full = timed(lambda: ef.simulate(ef.methods.FedFair(), fed, over={"epsilon": epsilons}, **settings))
     return {
         "KFFL, one weight, s": one,
         "KFFL, 20 weights in one call, s": many,
@@ -309,7 +309,7 @@ def rankings(quick: bool) -> dict[str, float]:
     counting = edge_popup.threshold
 
     def topk(values: torch.Tensor, keep: float) -> torch.Tensor:
-        return values.topk(edge_popup.kept(keep, len(values)), sorted=False).values.amin()
+        return values.topk(edge_popup.num_kept(keep, len(values)), sorted=False).values.amin()
 
     def seconds(method: ef.Method, kernel: str) -> float:
         # the first round of a process loads the kernels
@@ -336,7 +336,7 @@ def rankings(quick: bool) -> dict[str, float]:
 def checks(quick: bool) -> dict[str, float]:
     """What share of a job's CPU time goes into looking whether replies are within their bounds: 20 clients x 2,400
     rows, Adult's sizes, and 10 clients x 60 rows, whose rounds are as short as rounds get."""
-    look, spent = Bounds.refused_of_many, [0.0]
+    look, spent = Bounds.find_refused_in_runs, [0.0]
 
     def timed_look(self: Bounds, *arguments: Any) -> Any:
         begin = time.thread_time()
@@ -362,7 +362,7 @@ def checks(quick: bool) -> dict[str, float]:
     adult = federation([9000] * 4, 101)
     batches = {"local": ef.Local(epochs=2, batch_size=128)}
     small = {"model": ef.models.MLP(hidden=(10,)), "local": ef.Local(epochs=1, batch_size=10)}
-    Bounds.refused_of_many = timed_look  # type: ignore[method-assign]
+    Bounds.find_refused_in_runs = timed_look  # type: ignore[method-assign]
     try:
         return {
             "FedAvg, 20 x 2,400 rows, % of a round (target <= 3)": share(
@@ -373,7 +373,7 @@ def checks(quick: bool) -> dict[str, float]:
             "FedAvg, 10 x 60 rows, % of a round": share(ef.methods.FedAvg(), federation([60] * 10, 14), **small),
         }
     finally:
-        Bounds.refused_of_many = look  # type: ignore[method-assign]
+        Bounds.find_refused_in_runs = look  # type: ignore[method-assign]
 
 
 def secure_sums(quick: bool) -> dict[str, float]:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 import equifed as ef
 from equifed import methods, tree
-from equifed.bounds import Bounds, Replies, bound_of, most_beside
+from equifed.bounds import Bounds, Replies, bound_of, find_longest
 from equifed.channel import Channel
 from equifed.errors import ConfigError
 from equifed.methods._wrapper import Wrapper
-from equifed.protocol import ROWS, WRONG, Bound, Data, LocalTraining, Method, Phase, Record, Update, unchanged
+from equifed.protocol import ROWS, WRONG, Bound, Data, LocalTraining, Method, Phase, Record, Update, ignore_replies
 from equifed.tree import Tree
 
 LIAR = 0
@@ -73,8 +73,8 @@ def times(factor: float) -> Callable[[Tensor], Tensor]:
 LIES: list[tuple[Method, str, Callable[[Tensor], Tensor], str]] = [
     (methods.FedAvg(), "update", to(1e30), "an update in update with a norm of "),
     (methods.FedAvg(), "update", times(1000), "the other replies are not nearly as long"),
-    (methods.FedAvg(), "rows", times(0.5), "has rows that are no whole numbers"),
-    (methods.FedAvg(), "rows", to(1e-30), "has rows that are no whole numbers"),
+    (methods.FedAvg(), "rows", times(0.5), "has rows that are not whole numbers"),
+    (methods.FedAvg(), "rows", to(1e-30), "has rows that are not whole numbers"),
     (methods.FedAvg(), "rows", to(0), "an update in update with a norm of "),
     (methods.FedAvg(), "rows", to(1e9), "has rows outside 0 to 41, the rows that it declared: 1e+09"),
     (methods.KFFL(), "sum_s", to(1e20), "has sum_s with a norm of "),
@@ -85,10 +85,10 @@ LIES: list[tuple[Method, str, Callable[[Tensor], Tensor], str]] = [
     (methods.KFFLTD(), "gradient_rows", to(42), "has gradient_rows outside 0 to 41"),
     (methods.FedFair(), "gap", to(1e20), "has gap with a norm of 1e+20, above 10000"),
     (methods.FedFair(), "gap", to(100), "the other replies are not nearly as long"),
-    (methods.FedFair(), "holders", to(0.5), "has holders that are no whole numbers"),
+    (methods.FedFair(), "holders", to(0.5), "has holders that are not whole numbers"),
     (methods.FedFair(), "gap_gradient", to(1e30), "an update in gap_gradient with a norm of "),
     (methods.FedAvgGR(), "counts", to(37), "has counts that add up to 148, more than the 41 rows"),
-    (methods.FedAvgGR(), "counts", lambda leaf: leaf + 0.5, "has counts that are no whole numbers"),
+    (methods.FedAvgGR(), "counts", lambda leaf: leaf + 0.5, "has counts that are not whole numbers"),
     (methods.FairFed(), "weight", to(1e20), "has weight outside 0 to 5: 1e+20"),
     (methods.FairFed(version="v1"), "weight_before", to(42), "has weight_before outside 0 to 41"),
     (methods.FairFed(), "gap", to(1e20), "has gap outside 0 to 2: 1e+20"),
@@ -197,9 +197,11 @@ def test_a_gradient_of_statistics_that_there_are_not_is_not_used(uneven: ef.Fede
 def test_settings_of_a_sweep_have_bounds_of_their_own(uneven: ef.Federation) -> None:
     """FairFed's weights are at most 1 + 4 beta: 3 is impossible with beta = 0.1, and not with 1."""
     options = {"rounds": 1, "clients_per_round": "all", "seeds": [0], "model": ef.models.Logistic()}
-    swept = ef.sweep(lying(methods.FairFed(), "weight_before", to(3.0)), uneven, over={"beta": [0.1, 1.0]}, **options)
+    swept = ef.simulate(
+        lying(methods.FairFed(), "weight_before", to(3.0)), uneven, over={"beta": [0.1, 1.0]}, **options
+    )
     assert set(swept.rejections["beta"]) == {0.1}
-    swept = ef.sweep(methods.FedAvg(), uneven, over={"max_update": [1e-3, 10.0]}, **options)
+    swept = ef.simulate(methods.FedAvg(), uneven, over={"max_update": [1e-3, 10.0]}, **options)
     assert set(swept.rejections["max_update"]) == {1e-3}
     assert "with a norm of" in swept.rejections["reason"].iloc[0]
 
@@ -216,7 +218,7 @@ def test_large_updates_pass_where_they_may(uneven: ef.Federation) -> None:
 
 def bounds(bound: Bound | None = None, channel: Channel = Channel(), **phase: Any) -> Bounds:  # noqa: B008
     up = {"up": ("value",), "bounds": {"value": bound}} if bound else {}
-    made = Phase(**{"name": "p", "down": (), "client": None, "server": unchanged, **up, **phase})
+    made = Phase(**{"name": "p", "down": (), "client": None, "server": ignore_replies, **up, **phase})
     task: Any = None
     return Bounds([(made, channel)], task, clients=500)
 
@@ -239,10 +241,10 @@ def test_every_part_of_a_bound(bound: Bound, fine: list[float], wrong: list[floa
     """Of a client with 5 rows: alone, and among many at once."""
     for values, expected in ((fine, True), (wrong, False)):
         reply: Record = {"value": torch.tensor(values, dtype=torch.float32)}
-        assert (bounds(bound).problem({}, reply, 5) == "") == expected
+        assert (bounds(bound).find_problem({}, reply, 5) == "") == expected
         many = tree.map(lambda leaf: torch.stack([leaf, leaf]), reply)
         runs, slots, rows = np.zeros(2, dtype=np.int64), np.arange(2), np.array([5, 5])
-        found = bounds(bound).refused_of_many(Replies({}, many, (), runs, slots, rows), np.array([True, False]))
+        found = bounds(bound).find_refused_in_runs(Replies({}, many, (), runs, slots, rows), np.array([True, False]))
         assert set(found) == (set() if expected else {(0,)})
 
 
@@ -262,7 +264,7 @@ def test_what_the_replies_of_three_can_add_up_to(bound: Bound, fine: list[float]
     """Of three clients, who together have 15 rows. The field is named, and nobody else."""
     for values, expected in ((fine, ""), (wrong, "value")):
         total: Record = {"value": torch.tensor(values, dtype=torch.float32)}
-        assert bounds(bound).impossible({}, total, clients=3, rows=15) == expected
+        assert bounds(bound).find_impossible({}, total, clients=3, rows=15) == expected
 
 
 def test_how_far_three_updates_can_lead_together() -> None:
@@ -271,11 +273,11 @@ def test_how_far_three_updates_can_lead_together() -> None:
     models = bounds(channel=channel, up=("theta",), down=("theta",), updates={"theta": Update(around="theta")})
     for size, expected in ((1.99, ""), (2.01, "update")):
         total = {"update": torch.tensor([0.6, 0.8]) * size * 15, "rows": torch.tensor(15.0)}
-        assert weighted.impossible({}, total, clients=3, rows=15) == expected
+        assert weighted.find_impossible({}, total, clients=3, rows=15) == expected
     for size, expected in ((5.99, ""), (6.01, "theta")):
         down = {"theta": torch.tensor([10.0, -20.0])}
         total = {"theta": 3 * down["theta"] + torch.tensor([0.6, 0.8]) * size}
-        assert models.impossible(down, total, clients=3, rows=15) == expected
+        assert models.find_impossible(down, total, clients=3, rows=15) == expected
 
 
 def test_large_finite_numbers_are_not_refused() -> None:
@@ -285,7 +287,7 @@ def test_large_finite_numbers_are_not_refused() -> None:
 
     def refused() -> set[int]:
         replies = Replies({}, {"value": small}, {"a": large, "n": torch.arange(3)}, runs, slots, rows)
-        return {place[0] for place in bounds(Bound()).refused_of_many(replies, np.ones(3, dtype=bool))}
+        return {place[0] for place in bounds(Bound()).find_refused_in_runs(replies, np.ones(3, dtype=bool))}
 
     assert refused() == set()
     small[1, 0], large[2, 5] = math.nan, -math.inf
@@ -294,7 +296,7 @@ def test_large_finite_numbers_are_not_refused() -> None:
 
 def test_a_norm_is_compared_with_the_median_of_three_at_least() -> None:
     sizes = np.array([[2.0, 3.0, 900.0, 0.0], [2.0, 900.0, 0.0, np.nan], [1e-3, 2e-3, 0.9, np.nan]])
-    np.testing.assert_allclose(most_beside(sizes), [300, np.inf, 0.2])
+    np.testing.assert_allclose(find_longest(sizes), [300, np.inf, 0.2])
 
 
 def test_a_client_may_be_far_worse_off_than_others() -> None:
@@ -302,12 +304,12 @@ def test_a_client_may_be_far_worse_off_than_others() -> None:
     made = bounds(Bound(low=0, norm=1e4, alike=WRONG))
     losses = {k: {"value": torch.tensor(loss)} for k, loss in enumerate((0.001, 0.002, 0.001, 12.0))}
     rows = dict.fromkeys(losses, 5)
-    assert made.refused({}, losses, rows) == {}
+    assert made.find_refused({}, losses, rows) == {}
     losses[3]["value"] += 5
-    assert set(made.refused({}, losses, rows)) == {3}
+    assert set(made.find_refused({}, losses, rows)) == {3}
     many: Record = {"value": torch.stack([reply["value"] for reply in losses.values()])}
     runs, slots = np.zeros(4, dtype=np.int64), np.arange(4)
-    found = made.refused_of_many(Replies({}, many, (), runs, slots, np.full(4, 5)), np.ones(4, dtype=bool))
+    found = made.find_refused_in_runs(Replies({}, many, (), runs, slots, np.full(4, 5)), np.ones(4, dtype=bool))
     assert set(found) == {(3,)}
 
 
@@ -318,13 +320,13 @@ def test_an_update_that_is_weighted_is_divided_by_its_weight() -> None:
         k: {"update": torch.tensor([3.0, 4.0]) * n, "rows": torch.tensor(n)} for k, n in enumerate((1.0, 10, 1e3))
     }
     rows = {0: 1, 1: 10, 2: 1000}
-    assert made.refused({}, replies, rows) == {}
+    assert made.find_refused({}, replies, rows) == {}
     replies[1]["update"] *= 2.1  # 10.5
-    assert made.refused({}, replies, rows) == {1: "has an update in update with a norm of 10.5, above 10"}
+    assert made.find_refused({}, replies, rows) == {1: "has an update in update with a norm of 10.5, above 10"}
 
 
 def test_a_clipped_update_has_the_norm_that_it_is_clipped_to() -> None:
-    phase = Phase("p", (), ("update",), None, unchanged, updates={"update": Update()})  # type: ignore[arg-type]
+    phase = Phase("p", (), ("update",), None, ignore_replies, updates={"update": Update()})  # type: ignore[arg-type]
     assert bound_of(phase, Channel(clip=0.5), "update").norm == 0.5
     assert bound_of(phase, Channel(clip=math.inf), "update").norm == 1e6
     assert bound_of(phase, Channel(), "elsewhere") == Bound()
@@ -336,13 +338,17 @@ def test_what_a_secure_sum_does_not_hold_is_refused() -> None:
     channel = Channel(max_update=math.inf, secure=True)
     made = bounds(channel=channel, **secure)
     fine = {"update": torch.tensor([8.5e6, -8.5e6]), "counts": torch.tensor([3])}
-    assert made.problem({}, fine, 5) == ""
+    assert made.find_problem({}, fine, 5) == ""
     wrong = {**fine, "update": torch.tensor([1.0, -8.6e6])}
-    assert made.problem({}, wrong, 5) == "has update beyond 8.6e+06, the most that a secure sum of 500 clients holds"
-    assert bounds(channel=channel, **secure, places={"update": 20}).problem({}, wrong, 5) == ""
-    assert bounds(channel=Channel(max_update=math.inf), **secure).problem({}, wrong, 5) == ""  # not secure
-    assert bounds(channel=channel, **{**secure, "gather": "stack"}).problem({}, wrong, 5) == ""  # nothing is summed
+    assert (
+        made.find_problem({}, wrong, 5) == "has update beyond 8.6e+06, the most that a secure sum of 500 clients holds"
+    )
+    assert bounds(channel=channel, **secure, places={"update": 20}).find_problem({}, wrong, 5) == ""
+    assert bounds(channel=Channel(max_update=math.inf), **secure).find_problem({}, wrong, 5) == ""  # not secure
+    assert (
+        bounds(channel=channel, **{**secure, "gather": "stack"}).find_problem({}, wrong, 5) == ""
+    )  # nothing is summed
     sizes = dict(enumerate([1.0, 1.0, 1.0, 1000.0]))
     replies = {k: {**fine, "update": torch.tensor([size])} for k, size in sizes.items()}
-    assert made.refused({}, replies, dict.fromkeys(replies, 5)) == {}
-    assert [*bounds(**secure).refused({}, replies, dict.fromkeys(replies, 5))] == [3]
+    assert made.find_refused({}, replies, dict.fromkeys(replies, 5)) == {}
+    assert [*bounds(**secure).find_refused({}, replies, dict.fromkeys(replies, 5))] == [3]

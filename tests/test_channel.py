@@ -34,7 +34,7 @@ def phase_of(updates: dict[str, Update], reply: dict[str, torch.Tensor]) -> Phas
 
 
 def sent(clip: float | torch.Tensor, updates: dict[str, Update], down: object, reply: object) -> dict[str, object]:
-    phase = Channel(clip).through(phase_of(updates, reply))  # type: ignore[arg-type]
+    phase = Channel(clip).apply(phase_of(updates, reply))  # type: ignore[arg-type]
     return phase.client({"theta": down}, (), None)[0]  # type: ignore[arg-type]
 
 
@@ -84,9 +84,9 @@ def test_what_has_no_weight_or_no_bound() -> None:
 
 def test_an_empty_channel_hands_out_the_phase_itself() -> None:
     (phase,) = FedAvg().round
-    assert Channel().through(phase) is phase
+    assert Channel().apply(phase) is phase
     count = dataclasses.replace(phase, updates={})
-    assert Channel(1.0).through(count) is count
+    assert Channel(1.0).apply(count) is count
 
 
 @pytest.mark.parametrize("engine", ["lanes", "reference"])
@@ -141,14 +141,14 @@ def test_every_method_clips_or_says_why_not(method: Method, uneven: Federation) 
 
 def test_a_sweep_over_clip_is_one_run_for_each(uneven: Federation) -> None:
     options = {"rounds": 3, "seeds": [0, 5]}
-    swept = ef.sweep(FedAvg(), uneven, over={"clip": [0.1, 10.0]}, **{**SETTINGS, **options})
+    swept = ef.simulate(FedAvg(), uneven, over={"clip": [0.1, 10.0]}, **{**SETTINGS, **options})
     assert swept.swept == ["clip"]
     for clip in (0.1, 10.0):
         alone = run(FedAvg(), uneven, **options, clip=clip)
         for seed in (0, 5):
             for name, value in alone.parameters[seed].items():
                 np.testing.assert_allclose(swept.parameters[clip, seed][name], value, rtol=1e-5, atol=1e-6)
-    both = ef.sweep(
+    both = ef.simulate(
         ef.methods.FedProx(), uneven, over={"clip": [0.1, 10.0], "mu": [0.0, 1.0]}, **{**SETTINGS, **options}
     )
     assert len(both.parameters) == 8
@@ -178,7 +178,7 @@ def test_wrong_settings_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match="clip must be a number above 0"):
         run(FedAvg(), uneven, clip=0.0)
     with pytest.raises(ConfigError, match="clip must be a number above 0"):
-        ef.sweep(FedAvg(), uneven, over={"clip": [1.0, -1.0]}, **SETTINGS)
+        ef.simulate(FedAvg(), uneven, over={"clip": [1.0, -1.0]}, **SETTINGS)
     with pytest.raises(ConfigError, match="nothing leaves its clients"):
         run(ef.methods.LocalOnly(), uneven, clip=1.0)
     with pytest.raises(ConfigError, match="its clients send ranking"):
@@ -208,7 +208,7 @@ def test_a_result_says_what_was_clipped(uneven: Federation) -> None:
     ((norm, share),) = (each.values() for each in note.fields["norms"])
     assert (norm, share) == (0.02, pytest.approx(result.log["clipped"].mean()))
     assert "updates (loss_gradient, gap_gradient) were clipped to the L2 norm 0.02 (" in str(note)
-    swept = ef.sweep(FedAvg(), uneven, over={"clip": [1e-3, 1e3]}, **{**SETTINGS, "rounds": 1, "dropout": 0.0})
+    swept = ef.simulate(FedAvg(), uneven, over={"clip": [1e-3, 1e3]}, **{**SETTINGS, "rounds": 1, "dropout": 0.0})
     (note,) = (note for note in swept.notes if note.kind == "clipped")
     assert [each["norm"] for each in note.fields["norms"]] == [1e-3, 1e3]
     assert note.fields["norms"][0]["share"] > 0.5

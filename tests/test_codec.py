@@ -85,5 +85,5 @@ def test_what_does_not_fit_is_refused() -> None:
         pack(np.array([-1]), 3)
     with pytest.raises(ef.DataError, match="1 to 24"):
         pack(np.array([1]), 25)
-    with pytest.raises(ef.DataError, match="3 bytes where 4 belong"):
+    with pytest.raises(ef.DataError, match="3 bytes instead of 4"):
         CODECS["mask"].decode(b"abc", (32,))

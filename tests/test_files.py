@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from equifed.errors import DiskError
-from equifed.files import checksum, checksum_of, read_sealed, unwritable, write_atomic, write_sealed
+from equifed.files import checksum, checksum_of, find_write_problem, read_sealed, write_atomic, write_sealed
 from equifed.store.locks import is_held, lock_at, take
 
 
@@ -49,9 +49,9 @@ def test_a_long_name_can_be_written(tmp_path: Path) -> None:
 
 def test_why_a_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert unwritable(tmp_path / "file") == "it is a file"
-    assert unwritable(tmp_path / "file" / "below") == "Not a directory"
-    assert unwritable(tmp_path / "new" / "folder") == ""
+    assert find_write_problem(tmp_path / "file") == "it is a file"
+    assert find_write_problem(tmp_path / "file" / "below") == "Not a directory"
+    assert find_write_problem(tmp_path / "new" / "folder") == ""
 
 
 def test_a_lock_is_taken_once(tmp_path: Path) -> None:

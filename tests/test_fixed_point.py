@@ -40,7 +40,7 @@ def test_a_sum_is_that_of_pythons_integers(values: list[float], places: int, dty
     true = sum((Fraction(float(value)) for value in made), Fraction(0))
     off = abs(Fraction(total) / Fraction(2) ** places - true)
     assert off <= n * Fraction(1, 2) / Fraction(2) ** places
-    assert torch.equal(fixed_point.summed(made, 0, places), found.to(dtype))
+    assert torch.equal(fixed_point.sum_exactly(made, 0, places), found.to(dtype))
 
 
 def test_order_is_without_effect_where_floats_differ() -> None:
@@ -49,14 +49,14 @@ def test_order_is_without_effect_where_floats_differ() -> None:
     orders = [torch.from_numpy(rng.permutation(50)) for _ in range(5)]
     assert any(not torch.equal(values.sum(0), values[order].sum(0)) for order in orders)
     for order in orders:
-        assert torch.equal(fixed_point.summed(values, 0), fixed_point.summed(values[order], 0))
+        assert torch.equal(fixed_point.sum_exactly(values, 0), fixed_point.sum_exactly(values[order], 0))
 
 
 def test_many_sums_at_once() -> None:
     values = torch.randn(7, 5, 4, generator=torch.Generator().manual_seed(1))
-    each = torch.stack([fixed_point.summed(run, 0) for run in values])
-    assert torch.equal(fixed_point.summed(values, 1), each)
-    assert torch.equal(vmap(lambda run: fixed_point.summed(run, 0))(values), each)
+    each = torch.stack([fixed_point.sum_exactly(run, 0) for run in values])
+    assert torch.equal(fixed_point.sum_exactly(values, 1), each)
+    assert torch.equal(vmap(lambda run: fixed_point.sum_exactly(run, 0))(values), each)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])

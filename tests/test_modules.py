@@ -62,7 +62,7 @@ PROBABILITIES: dict[str, list[Callable[[Tensor], Tensor]]] = {
 )
 @pytest.mark.parametrize("model", [nn.Linear(4, 1), Pretrained()], ids=["plain", "frozen body"])
 def test_endings_in_probabilities(model: nn.Module, ending: Callable[[Tensor], Tensor], name: str) -> None:
-    assert modules.ends_in_probabilities(ending(modules.prepared(model)(torch.randn(5, 4)))) == name
+    assert modules.ends_in_probabilities(ending(modules.prepare_module(model)(torch.randn(5, 4)))) == name
 
 
 def test_a_log_softmax_at_the_end_changes_nothing(uneven: Federation) -> None:
@@ -77,13 +77,13 @@ def test_a_log_softmax_at_the_end_changes_nothing(uneven: Federation) -> None:
 
 def test_trained_and_frozen_are_all_there_is() -> None:
     model = Pretrained()
-    assert set(modules.trained(model)) == {"head.weight", "head.bias"}
+    assert set(modules.trained_parameters(model)) == {"head.weight", "head.bias"}
     everything = {*dict(model.named_parameters()), *dict(model.named_buffers())}
-    assert set(modules.frozen(model)) == everything - set(modules.trained(model))
-    assert modules.prepared(model) is not model
+    assert set(modules.frozen_values(model)) == everything - set(modules.trained_parameters(model))
+    assert modules.prepare_module(model) is not model
     plain = nn.Linear(4, 1)
-    assert modules.prepared(plain) is plain
-    assert not modules.frozen(plain)
+    assert modules.prepare_module(plain) is plain
+    assert not modules.frozen_values(plain)
     assert modules.fingerprint(plain) == ""
 
 
@@ -97,7 +97,7 @@ def test_a_fingerprint_is_of_the_bits_of_what_is_frozen() -> None:
 
 def test_a_copy_for_a_thread_shares_what_is_frozen() -> None:
     model = Pretrained()
-    made = modules.copied(model)
-    for name, value in modules.frozen(made).items():
-        assert value is modules.frozen(model)[name]
+    made = modules.copy_module(model)
+    for name, value in modules.frozen_values(made).items():
+        assert value is modules.frozen_values(model)[name]
     assert made.get_parameter("head.weight") is not model.head.weight

@@ -74,7 +74,7 @@ def test_words():
     )
     assert said["too-few-masked"] == "3 of 5 masked replies came, 4 are needed"
     assert said["too-few-unmasked"] == (
-        "3 of 4 clients helped to unmask the sum, 4 are needed when one of the cohort is gone"
+        "3 of 4 clients helped to unmask the sum, 4 are needed when a client of the cohort has dropped out"
     )
     assert said["rounds-not-applied"] == (
         "2 of 9 rounds left the model as it was: too few usable replies came (first: seed 0, round 3)."
@@ -86,13 +86,14 @@ def test_words():
     own = Note("constraint-missed", {**RUNS, "remedy": "slack"})  # of somebody's own method
     assert str(own).endswith("Another slack may help.")
     assert said["groups-merged"] == (
-        "Groups with fewer than 50 of all rows are one group, 'other (merged)': f & a (12 rows), m & a (1 rows)."
+        "Groups with fewer than 50 of all rows were merged into one group, 'other (merged)': "
+        "f & a (12 rows), m & a (1 rows)."
     )
-    assert "that the schema does not list" in str(Note("groups-merged", {**EXAMPLES["groups-merged"], "rows": {}}))
+    assert "which the schema does not list" in str(Note("groups-merged", {**EXAMPLES["groups-merged"], "rows": {}}))
     assert said["unknown-groups"].startswith("The group of 12 of 1,200 training rows, 1 of 300 test rows is unknown: ")
     assert said["stopped-early"].startswith("4 of 6 runs converged and stopped at rounds 2 to 5 of 9")
     assert "1,200 of 1,500 test rows" in said["disclosed"]
-    assert "none of the 1,500 test rows" in str(Note("disclosed", {"rows": 0, "of": 1500}))
+    assert "all 1,500 test rows are withheld" in str(Note("disclosed", {"rows": 0, "of": 1500}))
 
 
 def test_ranges_and_when():

@@ -132,9 +132,9 @@ def test_what_was_asked_for_in_a_wrong_form_is_trusted_nowhere(numbers, monkeypa
     """All that is trusted goes to other processes, which check it."""
     monkeypatch.setattr(registry, "_allowed", set())
     for wrong in ("my-mod:Thing", ":Thing", "mod:", "mod:a b"):
-        registry.typed(wrong)
+        registry.allow(wrong)
         with pytest.raises(ConfigError, match="must be the name of a number or of the form"):
             numbers[wrong]
-    registry.typed("mod.inner:Thing.part")
-    registry.trust(*registry.trusted())
-    assert registry.trusted() == ["mod.inner:Thing.part"]
+    registry.allow("mod.inner:Thing.part")
+    registry.trust(*registry.allowed())
+    assert registry.allowed() == ["mod.inner:Thing.part"]

@@ -18,7 +18,7 @@ from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.methods import FedAvg
 from equifed.protocol import Method, Phase, Record, Update
-from equifed.robust import aggregate, fewest, liars_among
+from equifed.robust import aggregate, count_malicious, min_updates
 from equifed.settings import RULES
 
 K = 11
@@ -111,7 +111,7 @@ def test_a_rule_can_be_vmapped_also_over_the_share_of_liars(rule: str) -> None:
     shares = torch.tensor([0.0, 0.1, 0.19, 0.29])
 
     def one(u: Record, weight: torch.Tensor, here: torch.Tensor, share: torch.Tensor) -> Record:
-        return aggregate(rule, {"u": u}, {"u": weight}, here, liars_among(share, K)).centre["u"]  # type: ignore[arg-type]
+        return aggregate(rule, {"u": u}, {"u": weight}, here, count_malicious(share, K)).centre["u"]  # type: ignore[arg-type]
 
     found = vmap(one)(parts(u), torch.tensor(weight), torch.tensor(here), shares)
     for r, f in enumerate((0, 1, 2, 3)):
@@ -127,10 +127,10 @@ def test_without_liars_the_trimmed_mean_is_the_mean_of_clients_alike() -> None:
 
 
 def test_how_many_may_lie() -> None:
-    assert [int(liars_among(share, 10)) for share in (0.0, 0.09, 0.1, 0.3, 0.49)] == [0, 0, 1, 3, 4]
-    assert int(liars_among(0.29, 100)) == 29  # 0.29 * 100 is less in floating point
-    assert int(fewest("krum", torch.tensor(2))) == 7
-    assert int(fewest("median", torch.tensor(2))) == 5
+    assert [int(count_malicious(share, 10)) for share in (0.0, 0.09, 0.1, 0.3, 0.49)] == [0, 0, 1, 3, 4]
+    assert int(count_malicious(0.29, 100)) == 29  # 0.29 * 100 is less in floating point
+    assert int(min_updates("krum", torch.tensor(2))) == 7
+    assert int(min_updates("median", torch.tensor(2))) == 5
 
 
 # -- what the server's step gets ---------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_a_sum_divided_by_its_weights_is_the_robust_mean(rule: str) -> None:
     u, weight, replies, present = stacked()
     channel = Channel(robust=rule, liars=0.2)  # type: ignore[arg-type]
     made = phase("sum", {"update": Update(weight="rows")})
-    found = channel.resist(made, {}, replies, present, K)
+    found = channel.apply_rule(made, {}, replies, present, K)
     here = HERE & (weight > 0)
     assert found.counted.tolist() == here.tolist()
     assert bool(found.enough)
@@ -171,7 +171,7 @@ def test_single_models_are_let_through_as_far_as_they_are_trusted(rule: str) -> 
     replies = {"update": torch.tensor((theta + u) * HERE[:, None]), "rows": torch.ones(K)}
     down = {"theta": torch.tensor(theta)}
     made = phase("stack", {"update": Update(around="theta")})
-    found = Channel(robust=rule, liars=0.2).resist(made, down, replies, present, K)  # type: ignore[arg-type]
+    found = Channel(robust=rule, liars=0.2).apply_rule(made, down, replies, present, K)  # type: ignore[arg-type]
     own, n = u[HERE], int(HERE.sum())
     if "krum" in rule:
         taken = np.isin(np.arange(n), numpy_krum(own, 2)[: 1 if rule == "krum" else n - 2])
@@ -193,7 +193,7 @@ def test_a_server_that_weighs_single_updates_gets_no_weight_above_the_median() -
     u, weight, replies, present = stacked()
     here = HERE & (weight > 0)
     made = phase("stack", {"update": Update(weight="rows")})
-    found = Channel(robust="trimmed-mean").resist(made, {}, replies, present, K)
+    found = Channel(robust="trimmed-mean").apply_rule(made, {}, replies, present, K)
     np.testing.assert_allclose(found.replies["rows"][here], capped(weight[here]))
     ordered = np.sort(u[here], axis=0)
     expected = u[here].clip(ordered[2], ordered[-3]) * capped(weight[here])[:, None]
@@ -266,7 +266,7 @@ def test_every_method_resists_or_says_why_not(method: Method, uneven: Federation
 
 def test_a_sweep_over_the_share_of_liars_is_one_run_for_each(uneven: Federation) -> None:
     options = {**OPTIONS, "seeds": [0, 5], "robust": "trimmed-mean"}
-    swept = ef.sweep(FedAvg(), uneven, over={"liars": [0.0, 0.3]}, **{**SETTINGS, **options})
+    swept = ef.simulate(FedAvg(), uneven, over={"liars": [0.0, 0.3]}, **{**SETTINGS, **options})
     assert swept.swept == ["liars"]
     assert len(swept.plain_mean["liars"].unique()) == 2
     for liars in (0.0, 0.3):
@@ -288,7 +288,7 @@ def test_a_round_with_too_few_replies_for_the_rule_has_no_effect(engine: str, un
     assert 0 < len(lost) < len(found.log)
     assert (lost["replied"] > 0).all()
     (note,) = (note for note in found.notes if note.kind == "rounds-not-applied")
-    assert "krum needs 5 updates to withstand 1 liar, and fewer came" in str(note)
+    assert "krum needs 5 updates to tolerate 1 malicious client, and fewer came" in str(note)
     first = {seed: group["applied"].tolist() for seed, group in found.log.groupby("seed")}
     assert first[0] != first[5]
     short = min(int(rounds.index(False)) for rounds in first.values())
@@ -310,18 +310,18 @@ def test_a_lost_round_takes_back_what_clients_kept(uneven: Federation) -> None:
 def test_wrong_settings_are_refused(uneven: Federation) -> None:
     with pytest.raises(ConfigError, match=r"Unknown robust rule 'mean'.*median"):
         run(FedAvg(), uneven, robust="mean")
-    with pytest.raises(ConfigError, match="no rule can tell which half lies"):
+    with pytest.raises(ConfigError, match="no rule tolerates a malicious half"):
         run(FedAvg(), uneven, robust="median", liars=0.5)
     with pytest.raises(ConfigError, match="single clients, which secure = true hides"):
         run(FedAvg(), uneven, robust="median", secure=True)
-    with pytest.raises(ConfigError, match=r"f = 2 liars; krum needs 2 f \+ 3, 7 clients"):
+    with pytest.raises(ConfigError, match=r"f = 2 malicious clients; krum needs 2 f \+ 3 = 7 clients"):
         run(FedAvg(), uneven, robust="krum", liars=0.4, clients_per_round=6)
     with pytest.raises(ConfigError, match=r"less than one client.*Give at least 0\.167"):
         run(FedAvg(), uneven, robust="trimmed-mean", liars=0.1, clients_per_round=6)
     with pytest.raises(ConfigError, match="liars"):
-        ef.sweep(FedAvg(), uneven, over={"liars": [0.1, 0.6]}, robust="median", **SETTINGS)
-    with pytest.raises(ConfigError, match="does nothing without a robust rule"):
-        ef.sweep(FedAvg(), uneven, over={"liars": [0.1, 0.2]}, **SETTINGS)
+        ef.simulate(FedAvg(), uneven, over={"liars": [0.1, 0.6]}, robust="median", **SETTINGS)
+    with pytest.raises(ConfigError, match="has no effect without a robust rule"):
+        ef.simulate(FedAvg(), uneven, over={"liars": [0.1, 0.2]}, **SETTINGS)
 
 
 def test_in_a_configuration() -> None:

@@ -22,14 +22,17 @@ from equifed.store.results import load_result, save_result
 FIELDS = [field.name for field in dataclasses.fields(RunSettings)]
 
 
-@pytest.mark.parametrize("function", [ef.simulate, ef.sweep])
+@pytest.mark.parametrize("function", [ef.simulate, ef.compare, ef.sweep, ef.seek])
 def test_simulate_and_sweep_take_every_setting_by_name(function: Any) -> None:
     """The keyword arguments, their types and their defaults are the dataclass's own."""
     parameters = inspect.signature(function).parameters
     assert {name: parameters[name].default for name in FIELDS} == dict(vars(RunSettings()))
     assert get_type_hints(RunOptions) == get_type_hints(RunSettings)
-    with pytest.raises(TypeError, match="round"):
-        function(ef.methods.FedAvg(), [], model=None, over={}, round=3)
+    method: Any = ef.methods.FedAvg()
+    given = ([], [method]) if function is ef.compare else ([], method) if function is ef.sweep else (method, [])
+    more = {"over": {}} if function is ef.sweep else {}
+    with pytest.raises(TypeError, match="'round'"):
+        function(*given, model=None, round=3, **more)
 
 
 def test_one_value_or_field_by_field(uneven: Federation) -> None:

@@ -35,7 +35,7 @@ def test_it_permutes_and_the_compiled_loop_is_the_definition(n: int) -> None:
         made = orders(keys, n, epoch)
         assert (np.sort(made, 1) == np.arange(n)).all()
         for key, order in zip(keys, made, strict=True):
-            assert order.tolist() == shuffle.order(int(shuffle.folded(key[None], epoch)[0]), n).tolist()
+            assert order.tolist() == shuffle.order(int(shuffle.fold(key[None], epoch)[0]), n).tolist()
 
 
 def test_known_orders() -> None:
@@ -106,7 +106,7 @@ def test_rounds_clients_phases_epochs_and_seeds_are_independent() -> None:
 
 def test_batches_are_the_orders_cut_and_full_batches_lie_as_they_are() -> None:
     batches = randomness.Batches(7, 2, randomness.key("a"), "train", 10, Local(batch_size=4))
-    key = int(shuffle.folded(randomness.batch_keys(7, 2, randomness.key("a"), "train"), 1)[0])
+    key = int(shuffle.fold(randomness.batch_keys(7, 2, randomness.key("a"), "train"), 1)[0])
     assert np.concatenate(batches.of_epoch(1)).tolist() == shuffle.order(key, 10).tolist()
     assert [len(rows) for rows in batches.of_epoch(1)] == [4, 4, 2]
     whole = randomness.Batches(7, 2, randomness.key("a"), "train", 10, Local(batch_size=None))

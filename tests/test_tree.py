@@ -38,17 +38,17 @@ def test_flat_and_back_and_by_path() -> None:
     assert len(values) == 3
     again = tree.unflatten(values, structure)
     assert again.b[0]["x"] is values[1]
-    assert list(tree.named(nest(), "server")) == ["server.a", "server.b.0.x", "server.b.0.y.0"]
-    found = tree.from_named(nest(), {path: 7 * leaf for path, leaf in tree.named(nest()).items()})
+    assert list(tree.to_named(nest(), "server")) == ["server.a", "server.b.0.x", "server.b.0.y.0"]
+    found = tree.from_named(nest(), {path: 7 * leaf for path, leaf in tree.to_named(nest()).items()})
     assert torch.equal(found.a, 7 * nest().a)
-    assert tree.named(torch.ones(1), "theta") == {"theta": torch.ones(1)}
+    assert tree.to_named(torch.ones(1), "theta") == {"theta": torch.ones(1)}
 
 
 def test_vectorised_is_vmap() -> None:
     def function(pair: Pair, scale: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         return pair.a.sum() * scale["by"], {"own": pair.b[0]["x"] + 1}  # type: ignore[call-overload]
 
-    total, more = tree.vectorised(function, nest(), {"by": torch.tensor([1.0, 10.0])})
+    total, more = tree.vmap_over(function, nest(), {"by": torch.tensor([1.0, 10.0])})
     assert total.tolist() == [3, 120]
     assert more["own"].tolist() == [2, 2]
 

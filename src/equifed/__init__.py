@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from equifed.errors import ConfigError, DataError, EquifedError, EquifedWarning, RunError
     from equifed.federation import Federation, Mapped, load, load_femnist
     from equifed.methods import postprocess
-    from equifed.results.answer import answer
     from equifed.results.model import Model
     from equifed.results.result import Result
-    from equifed.seeking import Sought, seek
     from equifed.settings import Local, RunSettings
-    from equifed.simulation import simulate, sweep
+    from equifed.simulation import simulate
     from equifed.store import load_model, load_result, save_result
+    from equifed.studies.api import compare, seek, sweep
     from equifed.target import Target
+    from equifed.verdict import Comparison, Sought, answer
 
 _HOMES = {
     **dict.fromkeys(("ConfigError", "DataError", "EquifedError", "EquifedWarning", "RunError"), "equifed.errors"),
@@ -36,7 +36,6 @@ _HOMES = {
     "Local": "equifed.settings",
     "Result": "equifed.results.result",
     "RunSettings": "equifed.settings",
-    "answer": "equifed.results.answer",
     "Target": "equifed.target",
     "load": "equifed.federation",
     "Model": "equifed.results.model",
@@ -45,10 +44,9 @@ _HOMES = {
     "save_result": "equifed.store",
     "load_femnist": "equifed.federation",
     "postprocess": "equifed.methods",
-    "Sought": "equifed.seeking",
-    "seek": "equifed.seeking",
+    **dict.fromkeys(("Comparison", "Sought", "answer"), "equifed.verdict"),
+    **dict.fromkeys(("compare", "seek", "sweep"), "equifed.studies.api"),
     "simulate": "equifed.simulation",
-    "sweep": "equifed.simulation",
 }
 _MODULES = ("data", "methods", "metrics", "models", "partition", "report", "tracking")
 

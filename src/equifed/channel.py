@@ -1,21 +1,21 @@
 """The channel: everything between a client's reply and the server's step, the same in every engine.
 
-A reply goes through it where it is made, before anything leaves the client (`Channel.through`), and the replies that
-arrive are gathered by it (`Channel.gather`). Both are pure functions of tensors that can be vmapped. An empty channel
-hands out the method's own phases and adds replies up: it costs nothing and changes no bit.
+A client's reply passes through the channel before it leaves the client (`Channel.apply`), and the channel gathers the
+replies at the server (`Channel.gather`). Both are pure functions of tensors that can be vmapped. An empty channel
+returns the method's own phases and sums replies: it costs nothing and changes no bit.
 
 Clipping: a phase declares which fields of its reply move the model (`Phase.updates`). With C the largest norm,
 
-    u <- u min(1, C / ||u||_2),   u = field / weight,  or  field - what came down
+    u <- u min(1, C / ||u||_2),   u = field / weight,  or  field - field of `down`
 
-for each such field of each client, over all its entries together (also where it holds several models). What the server
-does with clipped updates is a mean weighted by the same weights, so no client can move it by more than C.
+for each such field of each client, over all its entries together (also where it holds several models). The server
+averages clipped updates with the same weights, so no client can move the model by more than C.
 
-`max_update` is the norm of an update that is refused instead, with the whole reply: see `equifed.bounds`.
+A reply with an update longer than `max_update` is refused as a whole: see `equifed.bounds`.
 
-Robust rules (`equifed.robust`) look at the updates of all clients before they are gathered (`Channel.resist`). Where
-replies are summed, every update becomes their robust mean; where they are stacked, each is let through as far as the
-rule trusts it. Of a client whose update is not taken at all nothing else is either, as if it had not answered.
+Robust rules (`equifed.robust`) are applied to the updates of all clients before the replies are gathered
+(`Channel.apply_rule`). If replies are summed, every update is replaced by the robust mean; if they are stacked, each is
+cut as far as the rule requires. A client with a rejected update counts as one that did not reply.
 """
 
 from __future__ import annotations
@@ -30,58 +30,58 @@ from torch import Tensor
 
 from equifed import fixed_point, tree
 from equifed.errors import ConfigError
-from equifed.protocol import YES_OR_NO, Method, Phase, Record, Update, wrapped
-from equifed.robust import RuleName, aggregate, capped_weights, fewest, liars_among, like
+from equifed.protocol import YES_OR_NO, Method, Phase, Record, Update, wrap_work
+from equifed.robust import RuleName, aggregate, capped_weights, count_malicious, expand_to, min_updates
 from equifed.tree import Tree
 
 CLIPPED = "clipped"
-"""The field that a clipped reply has besides its own: 1 where an update was longer than C, else 0."""
+"""Field that clipping adds to a reply: 1 if an update was longer than C, else 0."""
 
 
 class Gathered(NamedTuple):
-    """The replies of an exchange as the server's step gets them, and what the channel saw."""
+    """The replies of an exchange as the server's step gets them, and the number of clipped ones."""
 
     replies: Record
-    """Summed or stacked, with `present` (and `client`): see `ServerStep`."""
+    """Summed or stacked replies, with `present` (and `client`): see `ServerStep`."""
     clipped: Tensor | None
-    """How many of them were clipped; None where nothing is."""
+    """Number of clipped replies; None without clipping."""
 
 
-class Resisted(NamedTuple):
+class RobustReplies(NamedTuple):
     """The replies of one exchange after a robust rule."""
 
     replies: Record
     present: Tensor
-    """Whose reply counts [K]."""
+    """1.0 for each client with a reply that counts, else 0.0 [K]."""
     cut: Tensor
-    """How much of each client's update was cut, from 0 to 1 [K]."""
+    """Share of each client's update that was cut, from 0 to 1 [K]."""
     counted: Tensor
-    """Whose update the rule looked at [K], boolean."""
+    """True for each client with an update that the rule was applied to [K]."""
     enough: Tensor
-    """Whether they are as many as the rule needs."""
+    """True if there are as many updates as the rule needs."""
 
 
 @dataclass(frozen=True)
 class Channel:
-    """The settings of the channel; its numbers can be swept like hyper-parameters."""
+    """The settings of the channel; its numbers can be swept like hyperparameters."""
 
     clip: float | Tensor | None = None
-    """The largest L2 norm that an update of a client may have; longer ones are scaled down to it. None: any."""
+    """Largest L2 norm of a client's update; longer updates are scaled down to it. None: no clipping."""
     max_update: float | Tensor = 1e6
-    """The L2 norm that an update of an honest client never has: a reply with a longer one is refused."""
+    """L2 norm above which an update, with its reply, is refused."""
     secure: bool = False
-    """Sums are made of integers (`equifed.fixed_point`), as they come out of masked replies."""
+    """True if sums are computed with integers (`equifed.fixed_point`), as with masked replies."""
     robust: RuleName | None = None
-    """What takes the place of the mean of updates. None: nothing."""
+    """Robust rule used instead of the weighted mean. None: the weighted mean."""
     liars: float | Tensor = 0.2
-    """The share of a round's clients that may lie, which a robust rule withstands."""
+    """Share of a round's clients that may be malicious and that the robust rule tolerates."""
 
-    def hides(self, phase: Phase) -> bool:
-        """Whether nobody sees a single reply of this phase."""
+    def is_hidden(self, phase: Phase) -> bool:
+        """Return True if the single replies of this phase are hidden from the server."""
         return self.secure and phase.gather == "sum" and bool(phase.up)
 
     def check(self, method: Method) -> None:
-        """Raise a ConfigError for what cannot be done to this method's replies."""
+        """Raise a ConfigError if the channel cannot be used with this method's replies."""
         if self.clip is None and self.robust is None:
             return
         key = "robust" if self.clip is None else "clip"
@@ -92,7 +92,7 @@ class Channel:
             raise ConfigError(
                 f"{does} the model updates that clients send, but {method.name} sends none: "
                 + (f"its clients send {', '.join(sent)}." if sent else "nothing leaves its clients.")
-                + f" Leave {key} out, or take a method whose phases declare updates, such as fedavg.",
+                + f" Leave {key} out, or use a method that declares updates in its phases, such as fedavg.",
                 key=key,
             )
         for phase in phases:
@@ -100,7 +100,8 @@ class Channel:
                 if self.robust is not None and update.among is not None:
                     raise ConfigError(
                         f"compares the model updates of all clients, but those of {method.name} train different models "
-                        f"({update.among}), and a few liars could be most of those who train one. Leave robust out.",
+                        f"({update.among}), and a few malicious clients could be the majority for one model. Leave "
+                        "robust out.",
                         key="robust",
                     )
                 missing = {field, update.weight or field} - {*phase.up} or {update.around or None} - {None, *phase.down}
@@ -111,26 +112,27 @@ class Channel:
                     )
 
     def check_cohort(self, asked: int) -> None:
-        """Raise a ConfigError where the robust rule can do nothing for so many clients in a round."""
+        """Raise a ConfigError if the robust rule cannot be used with `asked` clients in a round."""
         if self.robust is None:
             return
-        f = int(liars_among(self.liars, asked))
-        needed = int(fewest(self.robust, torch.tensor(f)))
+        f = int(count_malicious(self.liars, asked))
+        needed = int(min_updates(self.robust, torch.tensor(f)))
         if needed > asked:
             raise ConfigError(
-                f"{float(self.liars):g} of {asked} clients in a round are f = {f} liars; {self.robust} needs 2 f + 3, "
-                f"{needed} clients, to withstand them. Take more clients in a round, fewer liars or another rule.",
+                f"{float(self.liars):g} of {asked} clients in a round are f = {f} malicious clients; {self.robust} "
+                f"needs 2 f + 3 = {needed} clients to tolerate them. Use more clients in a round, a smaller share or "
+                "another rule.",
                 key="liars",
             )
         if not f and float(self.liars) > 0:
             raise ConfigError(
-                f"{float(self.liars):g} of {asked} clients in a round is less than one client: {self.robust} would "
-                f"withstand nobody. Give at least {1 / asked:.3g}, more clients in a round, or 0 to cut nothing.",
+                f"{float(self.liars):g} of {asked} clients in a round is less than one client: {self.robust} would not "
+                f"tolerate any. Give at least {1 / asked:.3g}, more clients in a round, or 0 to cut nothing.",
                 key="liars",
             )
 
-    def through(self, phase: Phase) -> Phase:
-        """The phase whose replies have gone through the channel."""
+    def apply(self, phase: Phase) -> Phase:
+        """Return the phase with its clients' replies passed through the channel."""
         if self.clip is None or not phase.updates:
             return phase
 
@@ -144,17 +146,17 @@ class Channel:
         return dataclasses.replace(
             phase,
             up=(*phase.up, CLIPPED),
-            client=wrapped(phase.client, lambda down, state, reply, new: (send(down, reply), new)),
+            client=wrap_work(phase.client, lambda down, state, reply, new: (send(down, reply), new)),
             bounds={**phase.bounds, CLIPPED: YES_OR_NO},
         )
 
-    def resists(self, phase: Phase) -> bool:
-        """Whether a robust rule looks at the replies of this phase."""
+    def has_rule(self, phase: Phase) -> bool:
+        """Return True if a robust rule is applied to the replies of this phase."""
         return self.robust is not None and bool(phase.updates)
 
-    def resist(self, phase: Phase, down: Record, replies: Record, present: Tensor, asked: int) -> Resisted:
-        """What a robust rule leaves of the replies [K, ...] of one exchange, for which so many clients were asked;
-        zeros where `present` [K] is 0."""
+    def apply_rule(self, phase: Phase, down: Record, replies: Record, present: Tensor, asked: int) -> RobustReplies:
+        """Apply the robust rule to the replies [K, ...] of one exchange, zeros where `present` [K] is 0. `asked`:
+        number of clients that were asked."""
         assert self.robust is not None
         here, weights = present > 0, {}
         for field, update in phase.updates.items():
@@ -163,52 +165,52 @@ class Channel:
         updates = {
             field: tree.map(
                 lambda leaf, weight=weights[field]: torch.where(
-                    like(here, leaf), leaf / like(weight, leaf).clamp_min(1e-30), 0.0
+                    expand_to(here, leaf), leaf / expand_to(weight, leaf).clamp_min(1e-30), 0.0
                 ),
                 update_of(update, down, replies[field]),
             )
             for field, update in phase.updates.items()
         }
-        f = liars_among(self.liars, asked).to(present.device)
+        f = count_malicious(self.liars, asked).to(present.device)
         found = aggregate(self.robust, updates, weights, here, f)
         made: Record = dict(replies)
         for field, update in phase.updates.items():
             weight = weights[field]
             if phase.gather == "sum":
                 single = tree.map(lambda leaf: leaf.expand(len(here), *leaf.shape), found.centre[field])
-            else:  # each is weighted by the server, which sees the weights too
+            else:  # the server sees the weights and multiplies by them itself
                 single, weight = found.single[field], capped_weights(weight, here)
                 made |= {} if update.weight is None else {update.weight: weight}
-            value = tree.map(lambda leaf, weight=weight: leaf * like(weight, leaf), single)
+            value = tree.map(lambda leaf, weight=weight: leaf * expand_to(weight, leaf), single)
             made[field] = value if update.around is None else tree.add(down[update.around], value)
         present = torch.where(found.dropped, 0.0, present)
-        counts = {CLIPPED: replies[CLIPPED]} if CLIPPED in replies else {}  # also of those who are not taken
+        counts = {CLIPPED: replies[CLIPPED]} if CLIPPED in replies else {}  # also of rejected updates
         made = tree.where(present > 0, made, tree.zeros_like(made)) | counts
-        return Resisted(made, present, found.cut, here, here.sum() >= fewest(self.robust, f))
+        return RobustReplies(made, present, found.cut, here, here.sum() >= min_updates(self.robust, f))
 
     def gather(self, phase: Phase, replies: Record, present: Tensor, clients: Tensor) -> Gathered:
-        """The server's view of `replies` [..., K, ...], all zeros where `present` [..., K] is 0."""
+        """Return the server's view of `replies` [..., K, ...], all zeros where `present` [..., K] is 0."""
         axis = present.dim() - 1
         if phase.gather == "sum":
             sums = {field: tree.map(partial(self._sum, phase, field, axis), value) for field, value in replies.items()}
-            return self.of_sums(sums, present.sum(axis))
+            return self.gather_sums(sums, present.sum(axis))
         sent = {field: value for field, value in replies.items() if field != CLIPPED}
         clipped = replies[CLIPPED].sum(axis) if CLIPPED in replies else None
         return Gathered({**sent, "present": present, "client": clients}, clipped)
 
     @staticmethod
-    def of_sums(sums: Record, present: Tensor) -> Gathered:
-        """The server's view of replies that it has no more of than the sum over so many clients."""
+    def gather_sums(sums: Record, present: Tensor) -> Gathered:
+        """Return the server's view of replies of which it has only the sums, over `present` clients."""
         summed = {field: value for field, value in sums.items() if field != CLIPPED}
         return Gathered({**summed, "present": present}, sums.get(CLIPPED))
 
     def _sum(self, phase: Phase, field: str, axis: int, values: Tensor) -> Tensor:
-        if not self.hides(phase):
+        if not self.is_hidden(phase):
             return values.sum(axis)
-        return fixed_point.summed(values, axis, phase.places.get(field, fixed_point.PLACES))
+        return fixed_point.sum_exactly(values, axis, phase.places.get(field, fixed_point.PLACES))
 
     def _clip(self, update: Update, down: Record, reply: Record, field: str) -> tuple[Tree, Tensor]:
-        """The field with its update clipped, and whether it had to be. One that is short enough keeps its bits."""
+        """Return the field with its update clipped, and True if it was too long. A short one keeps its bits."""
         assert self.clip is not None
         difference = update_of(update, down, reply[field])
         limit = self.clip if update.weight is None else self.clip * reply[update.weight].double()
@@ -221,14 +223,14 @@ class Channel:
 
 
 CHANNEL_OPTIONS = ("clip", "max_update", "liars")
-"""What can be swept besides a method's hyper-parameters."""
+"""Settings of the channel that can be swept, like a method's hyperparameters."""
 
 
 def update_of(update: Update, down: Record, value: Tree) -> Tree:
-    """The update in a field, times its weight."""
+    """Return the update in a field, times its weight."""
     return value if update.around is None else tree.sub(value, down[update.around])
 
 
 def _norm(value: Tree) -> Tensor:
-    """||value||_2 over all leaves, in 64 bits: no square of a 32-bit number overflows there."""
+    """Return ||value||_2 over all leaves, in 64 bits, so that squares of 32-bit numbers do not overflow."""
     return torch.stack([leaf.double().square().sum() for leaf in tree.leaves(value)]).sum().sqrt()

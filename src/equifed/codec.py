@@ -1,4 +1,4 @@
-"""How fields of a message are written in fewer bits than their tensors have. What is counted is what is sent.
+"""Codecs that write fields of a message in fewer bits than their tensors have. Message sizes count the encoded bytes.
 
 A ranking of n edges costs ceil(log2 n) bits per edge, a mask one bit per edge. Every tensor starts at a whole byte;
 within it, values follow each other bit by bit, the lowest bit first.
@@ -16,18 +16,18 @@ from equifed.errors import DataError
 
 
 class Codec(Protocol):
-    """Writes one tensor of a field; its shape and type are known to both sides."""
+    """An encoder of one tensor of a field; both sides know its shape and dtype."""
 
     def size(self, shape: Sequence[int]) -> int:
-        """Bytes of a tensor of this shape: the length of what `encode` returns."""
+        """Return the number of bytes that `encode` returns for a tensor of this shape."""
         ...
 
     def encode(self, values: np.ndarray) -> bytes: ...
     def decode(self, content: bytes, shape: Sequence[int]) -> np.ndarray: ...
 
 
-class Ranking:
-    """Orders of n edges [..., n]: every number below n once; decoded as int32."""
+class RankingCodec:
+    """A codec for orders of n edges [..., n], which have every number below n once; decoded as int32."""
 
     def size(self, shape: Sequence[int]) -> int:
         return packed_size(math.prod(shape), self._bits(shape))
@@ -49,8 +49,8 @@ class Ranking:
         return max(shape[-1] - 1, 1).bit_length()
 
 
-class Mask:
-    """True or false; decoded as bool."""
+class MaskCodec:
+    """A codec for booleans; decoded as bool."""
 
     def size(self, shape: Sequence[int]) -> int:
         return packed_size(math.prod(shape), 1)
@@ -66,17 +66,17 @@ class Mask:
 
 
 CodecName = Literal["ranking", "mask"]
-CODECS: Mapping[str, Codec] = {"ranking": Ranking(), "mask": Mask()}
-"""By the name that a phase gives in `codecs`."""
+CODECS: Mapping[str, Codec] = {"ranking": RankingCodec(), "mask": MaskCodec()}
+"""Codecs by the name that a phase gives in `codecs`."""
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes of so many values of so many bits each."""
+    """Return the number of bytes of `count` values with `bits` bits each."""
     return -(-count * bits // 8)
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:
-    """Non-negative integers below 2^bits, bits <= 24, one after the other.
+    """Pack non-negative integers below 2^bits, bits <= 24, one after the other.
 
     Eight values fill `bits` bytes; all groups of eight are written together, byte by byte.
     """
@@ -95,7 +95,7 @@ def pack(values: np.ndarray, bits: int) -> bytes:
 
 
 def unpack(content: bytes, bits: int, count: int) -> np.ndarray:
-    """The inverse of `pack`: `count` values as uint32."""
+    """Return `count` values as uint32: the inverse of `pack`."""
     overlaps = _overlaps(bits)
     _check_length(content, packed_size(count, bits))
     groups = -(-count // 8)
@@ -111,8 +111,8 @@ def unpack(content: bytes, bits: int, count: int) -> np.ndarray:
 
 
 def _overlaps(bits: int) -> list[tuple[int, int, int]]:
-    """(value, byte, shift) of a group of eight values: the byte holds the value's bits from `shift` on (below 0: the
-    value starts that many bits inside it)."""
+    """Return (value, byte, shift) for a group of eight values: the byte holds the value's bits from `shift` on (below
+    0: the value starts that many bits inside it)."""
     if not 1 <= bits <= 24:
         raise DataError(f"Values of {bits} bits cannot be packed; 1 to 24 can.")
     return [
@@ -124,4 +124,4 @@ def _overlaps(bits: int) -> list[tuple[int, int, int]]:
 
 def _check_length(content: bytes, expected: int) -> None:
     if len(content) != expected:
-        raise DataError(f"A packed field has {len(content)} bytes where {expected} belong.")
+        raise DataError(f"A packed field has {len(content)} bytes instead of {expected}.")

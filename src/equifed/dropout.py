@@ -1,5 +1,5 @@
-"""Dropout whose masks are no random draws but a function of numbers, so that every engine and every silo drops the same
-units, and a resumed run goes on with the same bits.
+"""Dropout with masks that are a function of a key, not random draws, so that every engine and every silo drops the same
+units, and a resumed run continues with the same bits.
 
 A step of local training has a key of 64 bits (`randomness.dropout_keys`), as two words (a, b) of 32 bits. The c-th call
 of a dropout layer in a forward pass, c = 0, 1, ..., drops the unit at position (i_0, i_1, ...) of its input, i_0 being
@@ -11,11 +11,11 @@ and multiplies the others by 1 / (1 - p). mix, a bijection of 32 bits that chang
 
     x ^= x >> 16;  x *= 0x21F0AAAD;  x ^= x >> 15;  x *= 0x735A2D97;  x ^= x >> 15        (mod 2^32)
 
-All of it is integer arithmetic on tensors, the same under vmap, in traced and compiled steps and on a GPU. Every axis
-has a hash of its own, so that a unit's fate does not depend on how many rows pad the batch. Layers that drop whole
-channels (`nn.Dropout2d`) leave out the axes behind the channel's.
+All of it is integer arithmetic on tensors, the same under vmap, in traced and compiled steps and on a GPU. Each axis
+has its own hash, so that the mask of a unit does not depend on the number of padding rows. Layers that drop whole
+channels (`nn.Dropout2d`) omit the axes after the channel's.
 
-Without a key, outside of the steps of local training, nothing is dropped.
+Without a key, outside the steps of local training, nothing is dropped.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from torch import Tensor, nn
 
 MASK = 0xFFFFFFFF
 MOST_AXES = 16
-"""Of an input: what a call's number is multiplied by."""
+"""Largest number of axes of an input; a call's number is multiplied by it."""
 KINDS: dict[type[nn.Module], bool] = {
     nn.Dropout: False,
     nn.Dropout1d: True,
     nn.Dropout2d: True,
     nn.Dropout3d: True,
 }
-"""torch's layers that are replaced, and whether they drop whole channels."""
+"""Layers of torch that are replaced; True if they drop whole channels."""
 
 
 class _Active(threading.local):
-    """The masks of the forward pass that a thread is in."""
+    """The masks of a thread's current forward pass."""
 
     masks: Masks | None = None
 
@@ -57,7 +57,7 @@ class Masks:
         self.key, self.calls = key, 0
 
     def take(self, shape: tuple[int, ...], p: float) -> Tensor:
-        """What units of this shape are multiplied by."""
+        """Return the factors for units of this shape: 0 or 1 / (1 - p)."""
         call, self.calls = self.calls, self.calls + 1
         a, b = self.key[0], self.key[1]
         parts = []
@@ -70,15 +70,15 @@ class Masks:
 
 
 def mix(value: Tensor) -> Tensor:
-    """A bijection of 32 bits, held in int64, where no product of it overflows."""
+    """Return the image of 32 bits under the bijection, in int64, where its products do not overflow."""
     value = ((value ^ (value >> 16)) * 0x21F0AAAD) & MASK
     value = ((value ^ (value >> 15)) * 0x735A2D97) & MASK
     return value ^ (value >> 15)
 
 
 @contextmanager
-def dropping(key: Tensor) -> Iterator[None]:
-    """Inside, layers of this thread drop units by this key [2]."""
+def use_dropout(key: Tensor) -> Iterator[None]:
+    """Drop units by this key [2] in all layers of this thread inside."""
     _active.masks = Masks(key)
     try:
         yield
@@ -87,7 +87,7 @@ def dropping(key: Tensor) -> Iterator[None]:
 
 
 class SeededDropout(nn.Module):
-    """Takes the place of torch's dropout layers."""
+    """A replacement for torch's dropout layers."""
 
     def __init__(self, p: float, channels: bool = False) -> None:
         super().__init__()
@@ -105,14 +105,15 @@ class SeededDropout(nn.Module):
         return f"p={self.p}" + ", channels=True" * self.channels
 
 
-def seeded(module: nn.Module, but: Collection[int]) -> None:
-    """Replace the module's dropout layers, but for those of these ids."""
+def replace_dropout(module: nn.Module, keep: Collection[int]) -> None:
+    """Replace the module's dropout layers, except those with an `id` in `keep`."""
     for name, part in module._modules.items():
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and id(part) not in but:
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and id(part) not in keep:
             setattr(module, name, SeededDropout(part.p, KINDS[type(part)]))
         elif part is not None:
-            seeded(part, but)
+            replace_dropout(part, keep)
 
 
 def has_dropout(module: nn.Module) -> bool:
+    """Return True if the prepared module has a dropout layer."""
     return any(isinstance(part, SeededDropout) for part in module.modules())

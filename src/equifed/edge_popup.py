@@ -1,6 +1,6 @@
-"""Edge-popup: the training of scores that decide which edges of a network with frozen weights remain.
+"""Edge-popup: training of scores that select edges of a network with frozen weights.
 
-    M = 1 for the edges of a layer with the highest scores, a share `keep` of them;  the network is theta^w * M
+    M = 1 for the share `keep` of a layer's edges with the highest scores;  the network is theta^w * M
 
 Ramanujan et al., What's Hidden in a Randomly Weighted Neural Network?, CVPR 2020.
 """
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgePopup:
-    """Mean loss of the network that the scores select, declared so that an engine can recognise it. Calling it with
-    scores, frozen weights and a batch is its meaning."""
+    """The mean loss of the network that the scores select, declared so that an engine can recognise it. Calling it with
+    scores, frozen weights and a batch computes the loss."""
 
     keep: float | Tensor
-    """Share of a layer's edges that remain; at least one does. A tensor where it differs between runs of a sweep."""
+    """Share of a layer's edges that remain, at least one edge. A tensor if it differs between runs of a sweep."""
     by_group: bool = False
-    """Scores have a leading axis of groups: those of a group learn from its rows, and from rows of unknown group. The
-    losses are summed."""
+    """True if scores have a leading axis of groups: each group's scores learn from its rows and from rows of unknown
+    group. The losses are summed."""
 
     def __call__(self, scores: Tree, w: Tree, batch: Data) -> Tensor:
         if not self.by_group:
@@ -42,16 +42,16 @@ class EdgePopup:
         return batch.mean(batch.task.row_loss(subnetwork(w, scores, self.keep), batch.x, batch.y))
 
 
-def kept(keep: float | Tensor, n: int) -> int | Tensor:
-    """How many of n edges remain: keep * n, rounded, at least one."""
+def num_kept(keep: float | Tensor, n: int) -> int | Tensor:
+    """Return the number of edges, of n, that remain: keep * n, rounded, at least one."""
     if isinstance(keep, Tensor):
         return torch.floor(keep.double() * n + 0.5).clamp_min(1).long()
     return max(math.floor(keep * n + 0.5), 1)
 
 
 def subnetwork(weights: Tree, scores: Tree, keep: float | Tensor) -> Tree:
-    """theta^w * M with M from the scores (equal scores at the border all remain), for training: the gradient goes
-    straight through M, so that d loss / d score = theta^w * d loss / d (theta^w * M)."""
+    """Return theta^w * M with M from the scores (equal scores at the threshold all remain), for training: a
+    straight-through gradient, d loss / d score = theta^w * d loss / d (theta^w * M)."""
 
     def select(w: Tensor, s: Tensor) -> Tensor:
         fixed = s.detach()
@@ -63,14 +63,14 @@ def subnetwork(weights: Tree, scores: Tree, keep: float | Tensor) -> Tree:
 
 
 def threshold(values: Tensor, keep: float | Tensor) -> Tensor:
-    """A number that those of the values [n] that remain reach, and no others."""
+    """Return the threshold at or above which values [n] remain."""
     n = values.shape[0]
-    number = kept(keep, n)
+    number = num_kept(keep, n)
     if values.device.type == "cpu" and values.dtype == torch.float32:
         from equifed.selection import cut
 
         return cut(values, number if isinstance(number, Tensor) else torch.tensor(number))
-    if isinstance(number, Tensor):  # swept: every setting has its own
+    if isinstance(number, Tensor):  # in a sweep, each setting has its own number
         return values.sort().values.gather(0, (n - number).reshape(1))
-    # without a full sort, which takes four times as long for a million edges
+    # a full sort would take four times as long for a million edges
     return values.topk(number, sorted=False).values.amin()

@@ -1,8 +1,8 @@
-"""Every error a user can cause: what is wrong, why, and what to do about it, with what is at fault as fields.
+"""The errors that a user can cause: they state the problem, the reason and the remedy, and have the cause as fields.
 
-A raise site gives a sentence and the fields it knows; the text is made when somebody reads it. In Python that is the
-sentence with the name of the argument. Whoever knows more fills in more fields on the way up: reading a file adds the
-file, reading a configuration the section and the key as it is written there.
+A raise site gives a sentence and the fields it knows; the text is made when the error is shown. In Python that is the
+sentence with the name of the argument. Callers fill in more fields on the way up: reading a file adds the file, reading
+a configuration the section and the key as it is written there.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 from equifed.words import SHORT, clean, quoted
 
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-"""The largest number that training can compute with."""
+"""Largest number that training can use."""
 MAX_WHOLE = 2**53
-"""The largest whole number where no other limit is declared: up to it, every one is a floating-point number too."""
+"""Default upper limit of whole numbers: up to it, each one is also a floating-point number."""
 
 
 class EquifedError(Exception):
-    """Base of all errors that equifed raises on purpose; `exit_code` is what the command line returns.
+    """The base class of all errors that equifed raises on purpose; the command line returns `exit_code`.
 
-    A text that begins in lower case continues a sentence whose subject is `key`:
+    A text that begins in lower case continues a sentence with the subject `key`:
     `ConfigError("must be at least 1, got 0.", key="rounds")` reads "rounds must be at least 1, got 0.". Any other text
-    is a sentence of its own, and `key` says what it is about.
+    is a full sentence, and `key` names its topic.
     """
 
     exit_code = 4
@@ -51,24 +51,24 @@ class EquifedError(Exception):
         self.text = str(text)
         self._subject = key if self.text[:1].islower() else ""
         self.source = source
-        """The configuration file or the command that was being read; empty for an argument given in Python."""
+        """The configuration file or command that was read; empty for an argument in Python."""
         self.section = section
         """The section of the configuration."""
         self.key = key
-        """The argument, option or key at fault."""
+        """The wrong argument, option or key."""
         self.value = value
         self.allowed = tuple(allowed)
-        """The values that exist, where they can be listed."""
+        """The possible values, if they can be listed."""
         self.file = str(file)
-        """The file with rows, or the schema, at fault."""
+        """The data file or schema with the error."""
         self.column = column
         self.row = str(row)
         self.problems = problems
-        """Where several were found at once, each of them; the text lists them all."""
+        """The single errors, if several were found at once; the text lists them all."""
 
     @property
     def where(self) -> str:
-        """Section and key, as one writes them: "run.rounds"."""
+        """Section and key, as in a configuration: "run.rounds"."""
         return clean(".".join(filter(None, (self.section, self.key))), SHORT)
 
     @property
@@ -79,7 +79,7 @@ class EquifedError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The text with its subject, wherever it was read."""
+        """The text with its subject."""
         return f"{self._subject} {self.text}".lstrip()
 
     def __str__(self) -> str:
@@ -95,40 +95,40 @@ class ConfigError(EquifedError, ValueError):
 
 
 class UnknownName(ConfigError, KeyError):
-    """A name that does not exist; a KeyError too, so that a registry is a mapping like any other."""
+    """An unknown name; a KeyError too, so that a registry is a mapping like any other."""
 
 
 class UntrustedName(ConfigError):
-    """A name `module:Name`, its `value`, that a file asks for and the user has neither typed nor trusted."""
+    """A name `module:Name` (in `value`) that a file asks for and that the user has neither typed nor trusted."""
 
 
 class DataError(EquifedError, ValueError):
-    """Data that cannot be used: missing, corrupt, or not fit for the task."""
+    """Unusable data: missing, corrupt, or unfit for the task."""
 
     exit_code = 3
 
 
 class RowError(DataError):
-    """A value that does not fit its column: `place` is where, `text` may quote it."""
+    """A value that does not fit its column: `place` has column and row, `text` may quote the value."""
 
 
 class RunError(EquifedError, RuntimeError):
-    """A run that could not go on."""
+    """A run that could not continue."""
 
     exit_code = 4
 
 
 class DiskError(RunError, OSError):
-    """A file that could not be written, and why; an OSError like any other, too."""
+    """A file that could not be written, with the reason; also an OSError."""
 
 
 class EquifedWarning(UserWarning):
-    """Something that works but is probably not what was meant."""
+    """A warning about something that works but is probably not intended."""
 
 
 @contextmanager
 def blaming(**fields: str) -> Iterator[None]:
-    """Errors raised inside get these fields, where they do not have them: blaming(section="partition")."""
+    """Add these fields to errors raised inside that do not have them: blaming(section="partition")."""
     try:
         yield
     except EquifedError as error:
@@ -145,7 +145,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str], key: str = "", o
     hint = f" Did you mean {close[0]!r}?" if close else ""
     place = f" of {of}" if of else ""
     text = f"Unknown {kind} {quoted(name)}{place}.{hint} "
-    text += f"Known: {', '.join(names)}." if names else "There is none."
+    text += f"Known: {', '.join(names)}." if names else "There are none."
     return UnknownName(text, key=key, value=name, allowed=names)
 
 
@@ -160,11 +160,12 @@ def check_number(
     held: int = MAX_WHOLE,
     what: str = "",
 ) -> None:
-    """Refuse what is not a finite (whole) number of at least `low`, at most `high`, above `above`. Fractions must fit
-    the 32 bits that training computes with; whole numbers are at most `held`, which is named where it is passed.
+    """Raise a ConfigError unless the value is a finite (whole) number of at least `low`, at most `high` and above
+    `above`. Fractions must fit the 32 bits that training uses; whole numbers must be at most `held`.
 
-    what: said in place of the key where the number is a part of it, such as an entry of a list.
+    what: subject of the message in place of the key, if the number is a part of it, such as an entry of a list.
     """
+    # the limits of the number's type are named only if the value is beyond them
     if isinstance(value, numbers.Real):
         most = held if whole or isinstance(value, numbers.Integral) else MAX_FLOAT32
         number: Any = value

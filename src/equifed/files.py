@@ -1,5 +1,4 @@
-"""Files written so that a reader sees either the old or the new content, whatever happens in between, and checksums by
-which a reader knows them again."""
+"""Atomic writing of files (a reader sees either the old or the new content), and checksums that detect changes."""
 
 from __future__ import annotations
 
@@ -26,26 +25,27 @@ from equifed.errors import ConfigError, DiskError
 from equifed.words import clean
 
 TEMPORARY = re.compile(r"\..{1,60}\.[0-9a-f]{12}", re.DOTALL)
-"""What a file is called while it is written."""
+"""Name of a file while it is written."""
 SEAL = "blake2"
-"""The key of a sealed file's checksum."""
+"""Key of a sealed file's checksum."""
 MOST_JSON = 2**28
-"""Bytes of a JSON file that is read."""
+"""Largest size of a JSON file that is read, in bytes."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk or quota."""
 
 
-# -- where one can write -----------------------------------------------------------------------------------------------
+# -- folders and permissions -------------------------------------------------------------------------------------------
 
 
 def cache_home() -> Path:
-    """Return the folder for what is derived from other files and can be deleted at any time: $EQUIFED_CACHE, or
-    ~/.cache/equifed-derived. It is not in the default data home, into which only downloads are written."""
+    """Return the folder for derived files, which can be deleted at any time: $EQUIFED_CACHE, or
+    ~/.cache/equifed-derived. It is not in the default data home, which holds only downloads."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "equifed-derived"
     return Path(os.environ.get("EQUIFED_CACHE") or usual).expanduser()
 
 
-def unwritable(folder: Path) -> str:
-    """Why no file can be made in the folder, which is made first where it is missing; empty if one can."""
+def find_write_problem(folder: Path) -> str:
+    """Return why a file cannot be created in the folder, or "". Creates a missing folder."""
     try:
         if folder.is_file():
             return "it is a file"
@@ -56,31 +56,31 @@ def unwritable(folder: Path) -> str:
         return error.strerror or str(error)
 
 
-def writable_folder(folder: Path, otherwise: str) -> None:
-    """Refuse a folder in which no file can be made; `otherwise` says what to do."""
-    if why := unwritable(folder):
-        raise ConfigError(f"Cannot write to the folder {folder} ({why}). {otherwise}")
+def check_writable(folder: Path, remedy: str) -> None:
+    """Raise a ConfigError, which ends with `remedy`, if a file cannot be created in the folder."""
+    if why := find_write_problem(folder):
+        raise ConfigError(f"Cannot write to the folder {folder} ({why}). {remedy}")
 
 
-def private_folder(folder: Path) -> None:
-    """Make the folder and those above it that are missing, for their user alone."""
+def make_private_folder(folder: Path) -> None:
+    """Create the folder and its missing parents with access for their user only."""
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
             each.mkdir(mode=0o700, exist_ok=True)
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a link in a place where files are written or removed: those that it leads to belong to something else."""
+    """Raise a DiskError for a link where files are written or removed: its target belongs to something else."""
     if path.is_symlink():
         raise DiskError(
             f"{path} is a link, to {clean(os.readlink(path))}, and links are not followed where files are written or "
-            "removed. Put there what it leads to, or remove it."
+            "removed. Replace the link by its target, or remove it."
         )
 
 
 @contextmanager
-def private() -> Iterator[None]:
-    """All files and folders that the process makes inside are for their user alone."""
+def private_umask() -> Iterator[None]:
+    """Create all files and folders inside with access for their user only."""
     before = os.umask(0o077)
     try:
         yield
@@ -88,19 +88,19 @@ def private() -> Iterator[None]:
         os.umask(before)
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- reading and writing -----------------------------------------------------------------------------------------------
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """An ordinary file; an OSError for anything else, such as a device that never ends or a pipe that nobody writes
-    to."""
+    """Open an ordinary file; raise an OSError for anything else, such as an endless device or a pipe without a
+    writer."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
     return open(path, "rb")
 
 
 def read_regular(path: Path, most: int | None = None) -> bytes:
-    """The content of an ordinary file, of at most so many bytes."""
+    """Return the content of an ordinary file; raise an OSError if it has more than `most` bytes."""
     with open_regular(path) as file:
         content = file.read() if most is None else file.read(most + 1)
     if most is not None and len(content) > most:
@@ -109,10 +109,10 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write beside the file, flush to the disk, and put it in the file's place in one step. The umask applies to
+    """Write to a temporary file, flush it to the disk, and rename it to `path` in one step. The umask applies to
     `mode`."""
     temporary = path.with_name(f".{path.name[:60]}.{secrets.token_hex(6)}")
-    with _explained(path, len(content)):
+    with _explain_errors(path, len(content)):
         try:
             _write(temporary, content, os.O_CREAT | os.O_EXCL, mode, flush=True)
             os.replace(temporary, path)
@@ -124,33 +124,33 @@ def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def clear_temporaries(folder: Path) -> None:
-    """Remove what `write_atomic` has left where its process was killed. Only for a process that alone writes in the
+    """Remove temporary files that a killed `write_atomic` has left. Only for a process that is the only writer in the
     folder."""
     for path in folder.iterdir():
-        if TEMPORARY.fullmatch(path.name) and not path.is_dir():  # a folder is not of its making
+        if TEMPORARY.fullmatch(path.name) and not path.is_dir():  # `write_atomic` creates no folders
             os.unlink(path)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write in place, without flushing: for a file that counts only once another one names it."""
-    with _explained(path, len(content)):
+    """Write in place, without flushing: for a file that is valid only when another file names it."""
+    with _explain_errors(path, len(content)):
         _write(path, content, os.O_CREAT | os.O_TRUNC)
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add to the end, without flushing."""
-    with _explained(path, len(content)):
+    """Append to a file, without flushing."""
+    with _explain_errors(path, len(content)):
         _write(path, content, os.O_CREAT | os.O_APPEND)
 
 
 def sync(path: Path) -> None:
     """Flush a file to the disk."""
-    with _explained(path, 0):
+    with _explain_errors(path, 0):
         _write(path, b"", 0, flush=True)
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's list of names to the disk, where the system can."""
+    """Flush a folder's directory entries to the disk, if the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -160,7 +160,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes, flags: int, mode: int = 0o666, flush: bool = False) -> None:
-    """Write to a file, but not through a link."""
+    """Write to a file; refuse a link."""
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | flags, mode)
     try:
         rest = memoryview(content)
@@ -173,16 +173,16 @@ def _write(path: Path, content: bytes, flags: int, mode: int = 0o666, flush: boo
 
 
 @contextmanager
-def _explained(path: Path, size: int) -> Iterator[None]:
-    """An error of the disk says which file it was about and, on a full disk, how much is missing."""
+def _explain_errors(path: Path, size: int) -> Iterator[None]:
+    """Raise a DiskError for an OSError inside: it names the file and, on a full disk, the missing bytes."""
     try:
         yield
     except OSError as error:
-        raise DiskError(f"{path} could not be written: {why_not(error, path.parent, size)}") from error
+        raise DiskError(f"{path} could not be written: {describe_os_error(error, path.parent, size)}") from error
 
 
-def why_not(error: OSError, folder: Path, size: int = 0) -> str:
-    """Why nothing could be written to the folder, in sentences; size: bytes that were to be written."""
+def describe_os_error(error: OSError, folder: Path, size: int = 0) -> str:
+    """Return why writing `size` bytes to the folder failed, in sentences."""
     if error.errno == errno.ELOOP:
         return "it is a link, and links are not followed here."
     if error.errno not in FULL:
@@ -203,40 +203,41 @@ def why_not(error: OSError, folder: Path, size: int = 0) -> str:
 
 
 def blake2(content: bytes = b"") -> Any:
-    """A running checksum, BLAKE2b of 256 bits (`b2sum -l 256`)."""
+    """Return a hash object, BLAKE2b with 256 bits (`b2sum -l 256`)."""
     return hashlib.blake2b(content, digest_size=32)
 
 
 def checksum(content: bytes) -> str:
+    """Return the checksum of bytes."""
     digest: str = blake2(content).hexdigest()
     return digest
 
 
 def checksum_of(path: Path) -> str:
-    """Of a file that may be large."""
+    """Return the checksum of a file, which may be large."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, blake2).hexdigest()
 
 
 def write_sealed(path: Path, value: dict[str, Any], mode: int = 0o666) -> None:
-    """As JSON that carries its own checksum: for a file that changes by itself."""
-    write_atomic(path, _sealed(path.name, value), mode)
+    """Write JSON with a checksum inside: for a file that changes independently of others."""
+    write_atomic(path, _seal(path.name, value), mode)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What `write_sealed` has written under this name; a ValueError if a single bit of the file is another."""
+    """Return what `write_sealed` has written under this name; raise a ValueError if any bit has changed."""
     content = read_regular(path, MOST_JSON)
     try:
         value = json.loads(content)
         del value[SEAL]
-        if _sealed(path.name, value) == content:
+        if _seal(path.name, value) == content:
             return dict(value)
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ValueError("it does not fit its checksum")
 
 
-def _sealed(name: str, value: dict[str, Any]) -> bytes:
+def _seal(name: str, value: dict[str, Any]) -> bytes:
     return to_json(value | {SEAL: checksum(name.encode() + to_json(value))})
 
 
@@ -244,12 +245,12 @@ def _sealed(name: str, value: dict[str, Any]) -> bytes:
 
 
 def to_json(value: Any) -> bytes:
-    """The text of a file."""
+    """Return the value as the text of a JSON file."""
     return (json.dumps(plain(value), indent=2) + "\n").encode()
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's own types. NaN and the infinities, which JSON lacks, become text that float() reads."""
+    """Return the value in JSON's types. NaN and the infinities, which JSON lacks, become text that float() reads."""
     if isinstance(value, dict):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

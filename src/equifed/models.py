@@ -1,7 +1,7 @@
 """Models: small specifications that become an `nn.Module` once the data's shape is known.
 
-Any `nn.Module` can be used in their place, with buffers only where it is frozen (`equifed.modules`): an instance starts
-every run from the parameters it has, a function without arguments that returns a module gives every seed its own
+Any `nn.Module` can be used instead, with buffers only in frozen parts (`equifed.modules`): an instance starts every run
+from its current parameters; a function without arguments that returns a module gives every seed its own
 initialisation.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.errors import ConfigError, check_number, unknown_name
-from equifed.modules import trained
+from equifed.modules import trained_parameters
 from equifed.registry import Registry
 
 Parameters = dict[str, Tensor]
@@ -28,7 +28,7 @@ Init = Literal["torch", "zeros"] | float
 
 @runtime_checkable
 class Model(Protocol):
-    """A specification: knows how to build its module and how to initialise it from a NumPy generator."""
+    """A specification that builds its module and initialises it from a NumPy generator."""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module: ...
     def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters: ...
@@ -38,12 +38,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "si
 
 
 class _Initialised:
-    """Base of specifications: weights and biases from a NumPy generator, so that a seed means the same numbers on every
-    machine and torch version."""
+    """The base of specifications: weights and biases come from a NumPy generator, so that a seed gives the same numbers
+    on every machine and torch version."""
 
     init: Init = "torch"
-    """"torch" (uniform in +-1/sqrt(fan in), torch's default for linear and convolution layers), "zeros", or the
-    standard deviation of normal weights with zero biases."""
+    """Initialisation: "torch" (uniform in +-1/sqrt(fan in), torch's default for linear and convolution layers),
+    "zeros", or the standard deviation of normal weights with zero biases."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.init, str):
@@ -55,7 +55,7 @@ class _Initialised:
     def initialise(self, module: nn.Module, rng: np.random.Generator) -> Parameters:
         values: Parameters = {}
         fan_in = 1
-        for name, parameter in trained(module).items():
+        for name, parameter in trained_parameters(module).items():
             shape = tuple(parameter.shape)
             if parameter.dim() > 1:
                 fan_in = math.prod(shape[1:])
@@ -70,7 +70,7 @@ class _Initialised:
 
 
 class Product(torch.autograd.Function):
-    """a @ b for matrices."""
+    """The product a @ b of matrices."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], a: Tensor, b: Tensor) -> tuple[Tensor, int]:
-        if in_dims[0] is None:  # many b: their columns side by side
+        if in_dims[0] is None:  # many b: concatenate their columns
             b = b.movedim(in_dims[1], 1)  # type: ignore[arg-type]
             inner, many, columns = b.shape
             return Product.apply(a, b.reshape(inner, many * columns)).reshape(a.shape[0], many, columns), 1
-        if in_dims[1] is None:  # many a: their rows one below the other
+        if in_dims[1] is None:  # many a: concatenate their rows
             a = a.movedim(in_dims[0], 0)
             many, rows, inner = a.shape
             return Product.apply(a.reshape(many * rows, inner), b).reshape(many, rows, b.shape[1]), 0
@@ -105,11 +105,10 @@ class Product(torch.autograd.Function):
 
 
 class SharedLinear(nn.Linear):
-    """As `nn.Linear`, but one matrix product also when many models are applied to the same rows.
+    """An `nn.Linear` that needs one matrix product, even if many models are applied to the same rows.
 
-    Under `vmap`, torch's own layer copies the rows once for every model before it multiplies. Here models that share
-    their rows (the settings of a sweep), and cotangents that share a pass, are laid side by side as columns of one
-    product.
+    Under `vmap`, torch's layer copies the rows once for every model before it multiplies. Here models that share their
+    rows (the settings of a sweep), and cotangents that share a pass, are concatenated as columns of one product.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,8 +119,8 @@ class SharedLinear(nn.Linear):
 
 
 class NetworkLinear(SharedLinear):
-    """As `SharedLinear` where only predictions are asked for, of many models on the same rows: a server's validation
-    set, personal models on a common test set. Gradients are those of torch's own layer, whose steps cost less."""
+    """A `SharedLinear` without gradients, for predictions of many models on the same rows: a server's validation set,
+    personal models on a common test set. With gradients it is torch's layer, which trains faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.Linear.forward(self, x) if torch.is_grad_enabled() else super().forward(x)
@@ -138,13 +137,14 @@ class MLP(_Initialised):
     hidden: tuple[int, ...] = (32,)
     """Width of each hidden layer."""
     activation: str = "relu"
-    """relu, tanh, sigmoid or gelu."""
+    """Activation: relu, tanh, sigmoid or gelu."""
     init: Init = "torch"
-    """"torch" (uniform in +-1/sqrt(fan in)), "zeros", or the standard deviation of normal weights with zero biases."""
+    """Initialisation: "torch" (uniform in +-1/sqrt(fan in)), "zeros", or the standard deviation of normal weights with
+    zero biases."""
     bias: bool = True
-    """Whether layers have biases; methods that rank edges (frl, e2fl) take networks without."""
+    """True if layers have biases; methods that rank edges (frl, e2fl) need networks without biases."""
     dropout: float = 0.0
-    """The share of units after each hidden layer that is left out in a step of local training; below 1."""
+    """Share of units after each hidden layer that are dropped in a step of local training; below 1."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, list | tuple):
@@ -174,7 +174,7 @@ class Logistic(_Initialised):
     """Logistic regression: one linear layer; binary labels have one output, more classes one each."""
 
     init: Init = "zeros"
-    """As for MLP; zero is the usual start of a convex problem."""
+    """Initialisation, as for MLP; zero is the usual start of a convex problem."""
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         layers, width = _flat(shape)
@@ -191,7 +191,7 @@ class LeNet(_Initialised):
     """Two 3x3 convolutions and two linear layers for 28x28 images, as in E2FL's Table 7, without biases."""
 
     classes: int | None = None
-    """Outputs; None takes the number of classes in the data."""
+    """Number of outputs. None: the number of classes in the data."""
 
     def __post_init__(self) -> None:
         if self.classes is not None:
@@ -228,15 +228,15 @@ REGISTRY: Registry[Any] = Registry(
 
 
 def build(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """The module of a model as users give it: a specification, a module, or a function or class that makes one. It is
-    made with the same random numbers every time, so that what is frozen in it is the same for all seeds and everywhere;
-    what is trained is initialised later."""
+    """Build the module of a user's model: a specification, a module, or a function or class that makes one. It is built
+    with the same random numbers every time, so that its frozen values are the same for all seeds and on all machines;
+    trained parameters are initialised later."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return _built(model, shape, outputs)
+        return _build(model, shape, outputs)
 
 
-def _built(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
+def _build(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if isinstance(model, type) and not issubclass(model, nn.Module):
         raise ConfigError(f"model is the class {model.__name__}; give an instance, e.g. {model.__name__}().")
     if isinstance(model, nn.Module):
@@ -244,7 +244,7 @@ def _built(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
     if not isinstance(model, type) and isinstance(model, Model):
         return model.build(shape, outputs)
     if not callable(model):
-        raise ConfigError(f"model must be one of equifed.models, an nn.Module or a function making one, got {model!r}.")
+        raise ConfigError(f"model must be from equifed.models, an nn.Module or a function making one, got {model!r}.")
     try:
         module = model()
     except TypeError as error:
@@ -257,8 +257,8 @@ def _built(model: Any, shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def describe(model: Any) -> dict[str, Any] | None:
-    """What `from_description` makes the same model from, in JSON's own types; None where no name leads to it, such as
-    for a module that was made by hand."""
+    """Return the model's description for `from_description`, in JSON's types; None if it cannot be found by a name,
+    such as a module made by hand."""
     thing = type(model) if dataclasses.is_dataclass(model) and not isinstance(model, type) else model
     name = REGISTRY.name_of(thing)
     try:
@@ -270,7 +270,7 @@ def describe(model: Any) -> dict[str, Any] | None:
 
 
 def from_description(description: Mapping[str, Any]) -> Any:
-    """The model that `describe` described."""
+    """Return the model with this description, from `describe`."""
     options = {
         key: tuple(value) if isinstance(value, list) else value for key, value in description.items() if key != "kind"
     }

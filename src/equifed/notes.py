@@ -1,5 +1,5 @@
-"""Notes: what a reader should know about how a run went. A note is a value, which code can filter and files can hold;
-its words are made here, when it is shown."""
+"""Notes: events of a run that a reader should know about. A note is a value that code can filter and files can store;
+its text is made here, when it is shown."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Note", "ranges", "when"]
 
 @dataclass(frozen=True, repr=False)
 class Note:
-    """One thing that happened. `str(note)` says it in words."""
+    """One event. `str(note)` is its text."""
 
     kind: str
-    """A key of `WORDS`."""
+    """Key of `WORDS`."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What the words are made of, in JSON's own types."""
+    """Values for the text, in JSON's types."""
 
     def __str__(self) -> str:
         return WORDS[self.kind](**self.fields)
@@ -37,7 +37,7 @@ class Note:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`3, 5 to 9`."""
+    """Return the numbers as text with ranges: `3, 5 to 9`."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][-1] + 1:
@@ -48,7 +48,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def when(rounds: Iterable[int]) -> str:
-    """`before round 1 and in rounds 3, 5 to 9`; 0 stands for the exchanges before round 1."""
+    """Return rounds as text: `before round 1 and in rounds 3, 5 to 9`; 0 means the exchanges before round 1."""
     numbers = set(rounds)
     later = numbers - {0}
     parts = ["before round 1"] * (0 in numbers)
@@ -57,7 +57,7 @@ def when(rounds: Iterable[int]) -> str:
 
 
 def _runs(runs: int, of: int, seed: int, hyper: Mapping[str, float]) -> str:
-    """`the run`, or how many and which is the first."""
+    """Return `the run`, or the number of runs and the first of them."""
     if of == 1:
         return "the run"
     setting = "".join(f", {name} {value:g}" for name, value in hyper.items())
@@ -73,47 +73,42 @@ def _rounds_not_applied(obstacle: Mapping[str, Any], count: int, of: int, rounds
 
 
 def _withheld(client: str, counts: Sequence[str], predicted: Sequence[str]) -> str:
-    return (
-        f"{client} withholds how right its predictions are for {', '.join(counts)}{_and_what(predicted)}: the counts "
-        "are too small to be disclosed."
-    )
+    what = f"the confusion counts for {', '.join(counts)}{_and_predicted(predicted)}"
+    return f"{client} withholds {what}: they are too small to be disclosed."
 
 
-def _and_what(predicted: Sequence[str]) -> str:
-    return f" and what they are for {', '.join(predicted)}" if predicted else ""
+def _and_predicted(predicted: Sequence[str]) -> str:
+    return f" and the prediction counts for {', '.join(predicted)}" if predicted else ""
 
 
 def _groups_merged(group: str, min_group: int, rows: Mapping[str, int]) -> str:
-    whole = f"are one group, {group!r}"
+    merged = f"were merged into one group, {group!r}"
     if not rows:
-        return f"Groups that the schema does not list, because they had fewer than {min_group:,} rows, {whole}."
+        return f"Groups with fewer than {min_group:,} rows, which the schema does not list, {merged}."
     listed = ", ".join(f"{name} ({count:,} rows)" for name, count in rows.items())
-    return f"Groups with fewer than {min_group:,} of all rows {whole}: {listed}."
+    return f"Groups with fewer than {min_group:,} of all rows {merged}: {listed}."
 
 
 def _rows_dropped(rows: int) -> str:
-    return f"{rows:,} rows were left out, of training and test rows alike, because the value of an input is missing."
+    return f"{rows:,} training and test rows were left out because an input value is missing."
 
 
 def _columns_left_out(columns: Mapping[str, str]) -> str:
-    return "Columns that are no inputs: " + "; ".join(f"{name!r} ({why})" for name, why in columns.items()) + "."
+    return "Columns not used as inputs: " + "; ".join(f"{name!r} ({why})" for name, why in columns.items()) + "."
 
 
 def _unknown_groups(rows: Mapping[str, int], of: Mapping[str, int]) -> str:
     names = {"train": "training", "validation": "validation", "test": "test"}
     listed = [f"{rows[part]:,} of {of[part]:,} {name} rows" for part, name in names.items() if rows.get(part)]
     return (
-        f"The group of {', '.join(listed)} is unknown: they take part in training and in what is said of all rows, but "
-        "in nothing that is said of groups."
+        f"The group of {', '.join(listed)} is unknown: they are used for training and for metrics over all rows, but "
+        "not for metrics by group."
     )
 
 
 def _disclosed(rows: int, of: int) -> str:
     if not rows:
-        return (
-            f"Labels and predictions are disclosed together for none of the {of:,} test rows, so accuracy and error "
-            "rates are not known."
-        )
+        return f"The confusion counts of all {of:,} test rows are withheld, so accuracy and error rates are unknown."
     return f"Accuracy and error rates rest on the {rows:,} of {of:,} test rows whose counts are disclosed."
 
 
@@ -121,18 +116,20 @@ def _clipped(fields: Mapping[str, Sequence[str]], norms: Sequence[Mapping[str, f
     names = ", ".join(dict.fromkeys(name for phase in fields.values() for name in phase))
     share = [f"{norm['norm']:g} ({norm['share']:.0%})" for norm in norms]
     return (
-        f"The clients' model updates ({names}) were clipped to the L2 norm {', '.join(share)}; in brackets, how many "
-        "replies had a longer one."
+        f"The clients' model updates ({names}) were clipped to the L2 norm {', '.join(share)}; in brackets, the share "
+        "of replies with a longer one."
     )
 
 
 def _robust(rule: str, liars: float, cut: Mapping[str, Sequence[float]], simulated: bool) -> str:
     most = ", ".join(f"{client} ({share:.0%}, all clients {everyone:.0%})" for client, (share, everyone) in cut.items())
-    where = "the plain mean is shown beside it" if simulated else "run again without it, or simulate both, to compare"
+    compare = (
+        "results with the plain mean are shown, too" if simulated else "compare with a run or simulation without it"
+    )
     return (
-        f"Updates were gathered by {rule}, to withstand a share of {liars:g} liars"
+        f"Updates were aggregated with {rule}, which tolerates up to {100 * liars:g} % malicious clients"
         + (f"; cut most: {most}" if most else "")
-        + f". It may cut honest clients that are unlike the others, such as those of a minority: {where}."
+        + f". It may cut honest clients that are unlike the others, such as those of a minority: {compare}."
     )
 
 
@@ -140,15 +137,15 @@ def _few_fitted(method: str, few: int, groups: Mapping[str, int], clients: int) 
     listed = ", ".join(f"{name} ({rows:,})" for name, rows in groups.items())
     where = f" at {clients} client{'s' * (clients > 1)}; the least" if clients else ""
     return (
-        f"{method} fits its decisions for some groups on fewer than {few} training rows{where}: {listed}. Their gap on "
-        "other rows will be mostly noise."
+        f"{method} fits its decisions for some groups on fewer than {few} training rows{where}: {listed}. On other "
+        "rows, the gap of these groups will be mostly noise."
     )
 
 
 def _stopped_early(runs: int, of: int, first: int, last: int, rounds: int) -> str:
     who = "The run" if of == 1 else f"{runs} of {of} runs"
     at = f"round {first}" if first == last else f"rounds {first} to {last}"
-    return f"{who} converged and stopped at {at} of {rounds}; `log` says when each."
+    return f"{who} converged and stopped at {at} of {rounds}; `log` has the round of each."
 
 
 _DECAY = " A smaller dual_decay brings it closer."
@@ -159,7 +156,7 @@ def _constraint_missed(
 ) -> str:
     by = "" if excess is None else f", by {float(excess):.3g} there"
     labels = (
-        ' It holds for the labels that the scores expect; calibration = "isotonic" makes it hold for the actual ones.'
+        ' It holds for the labels expected from the scores; with calibration = "isotonic" it holds for the actual ones.'
     )
     known = {"rounds": " More rounds may help.", "dual_decay": _DECAY, "calibration": labels, "": ""}
     advice = known.get(remedy, f" Another {remedy} may help.")
@@ -171,23 +168,23 @@ def _constraint_nearly_met(
 ) -> str:
     who = _runs(runs, of, seed, hyper)
     return (
-        f"{who[0].upper()}{who[1:]} ended with the constraint met only up to what the decay of its multipliers allows, "
-        f"{float(excess):.3g} above the bound; `log` has it as `excess`.{_DECAY if remedy == 'dual_decay' else ''}"
+        f"{who[0].upper()}{who[1:]} ended {float(excess):.3g} above the constraint's bound, within the tolerance that "
+        f"the decay of its multipliers allows; see `excess` in `log`.{_DECAY if remedy == 'dual_decay' else ''}"
     )
 
 
 NOT_FUSED = {
-    "loss": "its loss is not of the form that compiled loops know (EmpiricalRisk)",
-    "after_step": "the method does more after each step than the optimiser does",
-    "model": "the model is not a linear one or a fully connected network of tanh, relu and sigmoid layers",
-    "dropout": "the model has dropout, which the loops do not know",
-    "frozen": "a part of the model is frozen, which the loops do not know",
-    "wide": "the model and its batches are so large that the time goes into products, which torch does faster",
-    "parameters": "it trains more than the model's own parameters",
-    "device": "it ran on a device for which there are none",
+    "loss": "compiled loops do not support its loss (only EmpiricalRisk)",
+    "after_step": "the method changes the parameters after each step of the optimiser",
+    "model": "the model is neither linear nor a fully connected network of tanh, relu and sigmoid layers",
+    "dropout": "the model has dropout, which compiled loops do not support",
+    "frozen": "a part of the model is frozen, which compiled loops do not support",
+    "wide": "the model and its batches are so large that most time goes into matrix products, where torch is faster",
+    "parameters": "it trains more than the model's parameters",
+    "device": "there are no compiled loops for its device",
     "triton": "Triton, which compiles loops for a GPU, is not installed",
 }
-"""Why local training is not carried out in one compiled loop."""
+"""Reasons why local training does not run in one compiled loop."""
 
 
 def _kernel(phase: str, kernel: str, obstacle: str = "") -> str:
@@ -199,43 +196,42 @@ def _kernel(phase: str, kernel: str, obstacle: str = "") -> str:
 
 
 WORDS: Mapping[str, Callable[..., str]] = {
-    # why a round had no effect: parts of a sentence
+    # reasons why a round had no effect: parts of a sentence
     "too-few-replies": lambda: "too few usable replies came",
     "too-few-for-rule": lambda rule, needed, liars: (
-        f"{rule} needs {needed} updates to withstand {liars} liar{'s' * (liars != 1)}, and fewer came"
+        f"{rule} needs {needed} updates to tolerate {liars} malicious client{'s' * (liars != 1)}, and fewer came"
     ),
     "server-step-failed": lambda phase, error: f"the server's step of {phase} failed with {error}",
     "too-few-masked": lambda masked, cohort, needed: f"{masked} of {cohort} masked replies came, {needed} are needed",
     "too-few-unmasked": lambda told, masked, cohort, needed: (
         f"{told} of {masked} clients helped to unmask the sum, {needed} are needed"
-        + " when one of the cohort is gone" * (masked < cohort)
+        + " when a client of the cohort has dropped out" * (masked < cohort)
     ),
     "shares-unfit": lambda client, shares, needed: (
-        f"the mask of {client} could not be rebuilt from the {shares} shares that came ({needed} true ones are needed)"
+        f"the mask of {client} could not be rebuilt from the {shares} shares that came ({needed} valid ones are needed)"
     ),
-    "sum-unfit": lambda clients: f"what came from {', '.join(clients)} does not fit the exchange",
+    "sum-unfit": lambda clients: f"the replies of {', '.join(clients)} do not fit the exchange",
     "impossible-sum": lambda phase, field: (
-        f"one of the clients sent what it cannot have: no honest ones add up to the {field} of {phase}"
+        f"at least one client sent impossible values: honest replies cannot add up to the {field} of {phase}"
     ),
     "model-not-finite": lambda phase: f"after {phase} the model would have NaN or Inf",
     # how the engine ran
     "unbounded": lambda phase, fields: (
-        f"Of {', '.join(fields)} in {phase} the method declares no bound: any finite numbers that a client sends there "
-        "are used. Declare `bounds` in its phase."
+        f"The method declares no bounds for {', '.join(fields)} in {phase}: any finite numbers from a client are used. "
+        "Declare `bounds` in the phase."
     ),
     "kernel": _kernel,
     "compiling-failed": lambda error: f"Compiling the training step failed ({error}); it runs uncompiled, and slower.",
     "nothing-dropped": lambda method: (
-        f"The model's dropout had no effect: it drops units in steps of local training, and clients take none with "
-        f"{method}."
+        f"The model's dropout had no effect: it applies to steps of local training, and {method} has none at clients."
     ),
     "no-compiler": lambda: (
-        "A C++ compiler would let this long run be compiled and go several times faster; none was found."
+        "With a C++ compiler, this long run could be compiled and run several times faster; none was found."
     ),
     "secure-simulated": lambda: (
-        "Sums were made as secure ones are, with their fixed point, thresholds and drop-outs; nothing was encrypted. "
-        "What is said of single clients is known because they were simulated: in a federation with secure sums nobody "
-        "but a silo itself knows it."
+        "Secure aggregation was simulated, with its fixed point, thresholds and drop-outs, but without encryption. "
+        "Values of single clients are shown because the clients are simulated: in a real federation with secure "
+        "aggregation, only the silo itself knows them."
     ),
     # what the groups are
     "groups-merged": _groups_merged,
@@ -246,23 +242,24 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "no-test-rows": lambda: "The federation has no test rows, so nothing was measured.",
     "rounds-not-applied": _rounds_not_applied,
     "replies-rejected": lambda count: (
-        f"{count} repl{'y was' if count == 1 else 'ies were'} rejected; `rejections` names clients, rounds and reasons."
+        f"{count} repl{'y was' if count == 1 else 'ies were'} rejected; `rejections` lists clients, rounds and reasons."
     ),
     "did-not-answer": lambda client, rounds, reasons: f"{client} did not answer {when(rounds)} ({'; '.join(reasons)}).",
-    "false-shares": lambda client, rounds: f"{client} sent false shares of masks, which were left out, {when(rounds)}.",
+    "false-shares": lambda client, rounds: f"{client} sent false mask shares, which were ignored, {when(rounds)}.",
     "gone-late": lambda client, round, phase, reason: (
-        f"{client} was gone in round {round} between its masked reply ({phase}) and the unmasking of the sum: {reason}."
+        f"{client} dropped out in round {round} between its masked reply ({phase}) and the unmasking of the sum: "
+        f"{reason}."
     ),
     "clipped": _clipped,
     "robust": _robust,
     "validation-shown": lambda rows: (
-        f"The server's {rows:,} validation rows were sent to the clients, who measured fairness on them, so that no "
-        "single model had to be."
+        f"The server's {rows:,} validation rows were sent to the clients, which measured fairness on them, so that "
+        "clients did not have to send their models singly."
     ),
     "sum-of-few": lambda method, rounds, of, one: (
         f"In {rounds} of {of} rounds, a sum of {method} was over fewer than three clients"
-        + (f", in {one} over a single one, whose reply the server learned" if one else "")
-        + ": see `fewest_clients` in `log`. min_clients = 3 leaves such sums out."
+        + (f", in {one} over a single client, and disclosed its reply to the server" if one else "")
+        + ": see `fewest_clients` in `log`. min_clients = 3 prevents such sums."
     ),
     # how runs ended
     "stopped-early": _stopped_early,
@@ -274,9 +271,9 @@ WORDS: Mapping[str, Callable[..., str]] = {
     "withheld": _withheld,
     "not-evaluated": lambda round, obstacle: f"Round {round} could not be evaluated: {Note.from_json(obstacle)}.",
     "withheld-totals": lambda counts, predicted: (
-        f"How right predictions are for {', '.join(counts)}{_and_what(predicted)} is withheld: the counts of all silos "
+        f"The confusion counts for {', '.join(counts)}{_and_predicted(predicted)} are withheld: those of all silos "
         "together are too small to be disclosed."
     ),
     "disclosed": _disclosed,
 }
-"""What each kind of note says, from its fields."""
+"""Text of each kind of note, from its fields."""

@@ -1,5 +1,5 @@
-"""Fields of dataclasses as users set them: one declaration with its default, limits and, by the docstring under it, its
-meaning, from which Python, configuration files, the command line and the documentation are made."""
+"""Fields of dataclasses as options: one declaration, with default, limits and a docstring under it, from which Python,
+configuration files, the command line and the documentation are made."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of a run, a hyper-parameter of a method, an option of a model or a partition."""
+    """A setting of a run, a hyperparameter of a method, an option of a model or a partition."""
 
     owner: type
     """The dataclass."""
     name: str
     default: Any
-    """`dataclasses.MISSING` where a value must be given."""
+    """Default value; `dataclasses.MISSING` if a value is required."""
     low: float | None = None
     high: float | None = None
     choices: tuple[Any, ...] | None = None
     several: bool = False
     vanishes: bool = False
     key: str = ""
-    """Its name in configurations and on the command line, with underscores; left out: the field's."""
+    """Name in configurations and on the command line, with underscores. Default: the field's name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key or self.name)
@@ -48,24 +48,24 @@ class Option:
 
     @property
     def number(self) -> builtins.type[int] | builtins.type[float] | None:
-        """Whether its values, or their entries, are whole numbers or any; None where they are not numbers."""
+        """`int` or `float`, the type of its values or of their entries; None if they are not numbers."""
         limited = self.low is not None or self.high is not None
         kinds = _kinds(self.type) | ({type(self.default)} if limited else set())
         return float if float in kinds else int if int in kinds else None
 
     @property
     def optional(self) -> bool:
-        """Whether None is a value."""
+        """True if None is a value."""
         return NoneType in _kinds(self.type)
 
     @property
     def several_numbers(self) -> bool:
-        """Whether a value is a tuple of numbers."""
+        """True if a value is a tuple of numbers."""
         return tuple in _kinds(self.type)
 
     @property
     def type_name(self) -> str:
-        """The type as a reader would write it."""
+        """The type as a user would write it."""
         kind = type(get_args(self.type)[0]) if get_origin(self.type) is Literal else self.type  # its choices are listed
         return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
@@ -75,7 +75,7 @@ class Option:
 
 
 def _kinds(hint: Any) -> set[Any]:
-    """The types that a hint is made of, those of a tuple's entries included."""
+    """Return the types in a type hint, including those of a tuple's entries."""
     if get_origin(hint) is Literal:
         return set()
     return {get_origin(hint) or hint}.union(*map(_kinds, get_args(hint)))
@@ -83,7 +83,7 @@ def _kinds(hint: Any) -> set[Any]:
 
 @cache
 def options_of(kind: type) -> list[Option]:
-    """The fields of a dataclass, in their order."""
+    """Return the options of a dataclass, in the order of its fields."""
     limits = ("low", "high", "choices", "several", "vanishes", "key")
     return [
         Option(kind, field.name, field.default, **{key: field.metadata[key] for key in limits if key in field.metadata})
@@ -94,14 +94,14 @@ def options_of(kind: type) -> list[Option]:
 
 @cache
 def _descriptions(kind: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, its bases' included."""
+    """Return the docstring under each field of a dataclass and its bases."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base) or not inspect.get_annotations(base):
-            continue  # without fields of its own
+            continue  # declares no fields
         try:
             source = inspect.getsource(base)
-        except OSError:  # a class from outside may come without its source
+        except OSError:  # a class of another package may come without its source
             continue
         body = ast.parse(textwrap.dedent(source)).body[0]
         assert isinstance(body, ast.ClassDef)

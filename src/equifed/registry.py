@@ -1,12 +1,12 @@
-"""Names of things: methods, models, partitioners, metrics and data sets, those of other packages included.
+"""Registries of methods, models, partitioners, metrics and data sets by name, including those of other packages.
 
-A name is one that is built in, one that an installed package brings as an entry point (of the group
-`equifed.methods`, `equifed.models`, ...), or `module:Name`, which is imported from that module. Built-in names cannot
-be taken over. Whatever is found keeps the name it was asked for by, so that a run can be resumed and repeated by it.
+A name is built in, an entry point of an installed package (of the group `equifed.methods`, `equifed.models`, ...), or
+`module:Name`, which is imported from that module. Built-in names cannot be overridden. An entry keeps the name by which
+it was looked up, so that a run can be resumed and repeated by it.
 
-To import a module runs it, and files come from elsewhere: a run's folder, a model package, a result. So a `module:Name`
-is imported only if the user has typed it in this process (`typed`) or trusts its module (`trust`, --trust); it is
-refused, without a look at the module, where only a file has it.
+Importing a module runs its code, and files may come from others: a run's folder, a model package, a result. So a
+`module:Name` is imported only if the user has typed it in this process (`allow`) or trusts its module (`trust`,
+--trust); if only a file has the name, it is refused without looking for the module.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from equifed.words import quoted
 
 T = TypeVar("T")
 _allowed: set[str] = set()
-"""Names `module:Name` that were typed, and modules that are trusted."""
+"""Names `module:Name` that were typed, and trusted modules."""
 
 
-def typed(*names: str) -> None:
-    """Allow names that the user has written: on the command line, in a configuration to be run, in Python. Of these,
-    only `module:Name` needs it; as a module, a name such as "mlflow" is not trusted."""
+def allow(*names: str) -> None:
+    """Allow names that the user has typed: on the command line, in a configuration to be run, in Python. Only names
+    `module:Name` need it; a name such as "mlflow" does not make a module trusted."""
     _allowed.update(name for name in names if _has_form(name))
 
 
 def trust(*modules: str) -> None:
-    """Allow all names of these modules, and of modules in them, wherever they are read, until the process ends."""
+    """Allow all names of these modules and their submodules, wherever they are read, until the process ends."""
     for module in modules:
         if not _is_dotted(module.partition(":")[0]):
             raise ConfigError(f"must be the name of a module, got {quoted(module)}.", key="trust", value=module)
     _allowed.update(modules)
 
 
-def trusted() -> list[str]:
-    """Return all that `typed` and `trust` have allowed, for `trust` in another process that works on the same."""
+def allowed() -> list[str]:
+    """Return everything that `allow` and `trust` have allowed, to `trust` it in another process of the same work."""
     return sorted(_allowed)
 
 
@@ -63,16 +63,16 @@ def _has_form(name: str) -> bool:
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
-    """Things of one kind by name. Iteration gives the built-in names, then those of entry points."""
+    """The entries of one kind by name. Iteration gives the built-in names, then those of entry points."""
 
     def __init__(self, noun: str, group: str, builtin: dict[str, T], fits: Callable[[Any], bool], must_be: str) -> None:
-        """noun: as in "Unknown method"; fits, must_be: the check of what comes from outside, and what it asks for."""
+        """noun: as in "Unknown method"; fits, must_be: the check of an entry of another package, and its demand."""
         self.noun, self.group, self.fits, self.must_be = noun, group, fits, must_be
         self._builtin = builtin
         self._imported: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
-        """The thing with this name; a ConfigError with the closest name, or why it is not imported."""
+        """Return the entry with this name; raise a ConfigError with the closest name, or why it is not imported."""
         if name in self._builtin:
             return self._builtin[name]
         if name not in self._imported:
@@ -82,14 +82,14 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 if not targets:
                     raise unknown_name(self.noun, name, self)
                 if len(targets) > 1:
-                    raise self._refused(
+                    raise self._refusal(
                         name,
                         f"is the name of more than one installed {self.noun}: {', '.join(sorted(targets))}. "
-                        "Use one of these in place of the name.",
+                        "Use one of these instead.",
                     )
                 (target,) = targets
             elif _has_form(name) and not _is_trusted(name):
-                raise self._untrusted(name)
+                raise self._untrusted_name(name)
             self._imported[name] = self._import(name, target)
         return self._imported[name]
 
@@ -106,7 +106,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return len(list(iter(self)))
 
     def usable(self) -> dict[str, T]:
-        """All that can be imported, by name; a warning says why something of another package cannot."""
+        """Return all entries that can be imported, by name; warn about those of other packages that cannot."""
         things = {}
         for name in self:
             try:
@@ -116,8 +116,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return things
 
     def name_of(self, thing: object) -> str:
-        """The name that leads to this thing again; of one that no name leads to, the name that it was defined by. As
-        the thing is here, its module has been run: that name is as good as typed."""
+        """Return the name by which this entry can be found again, or else the name in its definition. The entry's
+        module has already run, so its name is allowed."""
         for name, known in (*self._builtin.items(), *self._imported.items()):
             if known is thing:
                 return name
@@ -126,52 +126,52 @@ class Registry(MutableMapping[str, T], Generic[T]):
         if hidden:
             return str(named.__name__)
         name = f"{named.__module__}:{named.__qualname__}"
-        typed(name)
+        allow(name)
         return name
 
     def _import(self, name: str, target: str) -> T:
         module_name, _, path = target.partition(":")
         if not _has_form(target):
-            raise self._refused(name, f'must be the name of a {self.noun} or of the form "module:Name".')
-        thing: Any = self._module(name, module_name)
+            raise self._refusal(name, f'must be the name of a {self.noun} or of the form "module:Name".')
+        thing: Any = self._import_module(name, module_name)
         for part in path.split("."):
             if not hasattr(thing, part):
-                raise self._refused(name, f"cannot be found: the module {module_name} has no {path!r}.")
+                raise self._refusal(name, f"cannot be found: the module {module_name} has no {path!r}.")
             thing = getattr(thing, part)
         if not self.fits(thing):
-            raise self._refused(name, f"is not a {self.noun}: it must be {self.must_be}, and is {thing!r}.")
+            raise self._refusal(name, f"is not a {self.noun}: it must be {self.must_be}, and is {thing!r}.")
         return thing
 
-    def _module(self, name: str, module_name: str) -> Any:
+    def _import_module(self, name: str, module_name: str) -> Any:
         try:
             return import_module(module_name)
         except Exception as error:
-            # one that is found may import something that is not
+            # the module may exist, and import another one that does not
             absent = error.name if isinstance(error, ModuleNotFoundError) else None
             if not absent or not f"{module_name}.".startswith(f"{absent}."):
-                raise self._refused(name, f"cannot be imported: {_reason(error)}") from error
+                raise self._refusal(name, f"cannot be imported: {_reason(error)}") from error
             cause = error
-        # An installed command does not look for modules where it was started. The folder goes last, so that no file in
-        # it can take the place of an installed module, and stays, because the module may import its neighbours later.
+        # An installed command does not search the current folder. The folder goes last, so that its files cannot
+        # replace an installed module, and stays, because the module may import its neighbours later.
         if (folder := os.getcwd()) not in sys.path:
             sys.path.append(folder)
-            return self._module(name, module_name)
-        raise self._refused(
+            return self._import_module(name, module_name)
+        raise self._refusal(
             name,
             f"cannot be imported: there is no module {module_name} among the installed ones nor in {folder}. "
-            "Install it, or start from the folder in which it lies.",
+            "Install it, or start from the folder that contains it.",
         ) from cause
 
-    def _untrusted(self, name: str) -> UntrustedName:
+    def _untrusted_name(self, name: str) -> UntrustedName:
         module = name.partition(":")[0]
         return UntrustedName(
-            f"The {self.noun} {quoted(name)} is neither built in nor of an installed package, and a file asks for it: "
-            f"it would be imported from the module {quoted(module)}, which runs that module's code. If you trust that "
-            f"module, allow it; in Python: trust=({module!r},).",
+            f"The {self.noun} {quoted(name)} is neither built in nor part of an installed package, and a file asks for "
+            f"it: it would be imported from the module {quoted(module)}, which runs that module's code. If you trust "
+            f"that module, allow it; in Python: trust=({module!r},).",
             value=name,
         )
 
-    def _refused(self, name: str, why: str) -> ConfigError:
+    def _refusal(self, name: str, why: str) -> ConfigError:
         return ConfigError(f"The {self.noun} {name!r} {why}", value=name)
 
 
@@ -187,5 +187,5 @@ def _entry_points(group: str) -> list[metadata.EntryPoint]:
 
 @cache
 def _entry_points_on(path: tuple[str, ...], group: str) -> list[metadata.EntryPoint]:
-    """Looking through all installed packages takes long enough to do it once; `path` is where they are looked for."""
+    """Return the entry points of a group. Cached, because a search of all installed packages, in `path`, is slow."""
     return list(metadata.entry_points(group=group))

@@ -1,10 +1,11 @@
-"""Which values are among the largest, without sorting them: a number that cuts them off, found by counting.
+"""Selection of the largest values without sorting: a threshold ("cut"), found by counting.
 
-A pass over the values counts those at or above a guess, several per instruction; four passes or so find the cut from
-one that was right a moment ago, ten from a sample. The larger half by topk takes ten times as long, by a sort sixty.
+A pass over the values counts those at or above a guess, several per instruction. About four passes find the cut if the
+last step's cut is the guess, ten from a sample. To select half of the values, topk takes ten times as long, a sort
+sixty times.
 
-Guesses are numbers of 32 bits. As integers (`_place`) they are in the same order, so that a bracket around the cut
-shrinks to nothing even where values are equal or lie far apart.
+Guesses are 32-bit floats. As integers (`_place`) they have the same order, so that a bracket around the cut shrinks to
+nothing even if values are equal or lie far apart.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from torch import Tensor
 from equifed.jit import kept
 
 LOWEST, BEYOND = -0x7F800001, 0x7F800001
-"""Places of minus infinity and after infinity: all values are at or above the one, none counts for the other."""
+"""Places of minus infinity and after infinity: all values are at or above the first, none at or above the second."""
 NEAR = 1 << 14
-"""How far from a wrong guess the next one is, in places: about 0.2 % of a number."""
+"""Distance between a wrong guess and the next one, in places: about 0.2 % of a number."""
 SAMPLE = 256
-"""Values that the first guess comes from."""
+"""Number of values from which the first guess is computed."""
 
 f32, i32, i64 = np.float32, np.int32, np.int64
 _compiled = kept(nogil=True, boundscheck=False, error_model="numpy")
@@ -52,8 +53,8 @@ def _count(values, cut):  # type: ignore[no-untyped-def]
 
 @_compiled
 def cut_near(guess, values, number):  # type: ignore[no-untyped-def]
-    """A number with `number` of the float32 values [n] at or above it; where equal values leave none, the largest with
-    at least as many. So values >= cut are those that are at least as large as the value of this rank."""
+    """Return a cut with `number` of the float32 values [n] at or above it. If equal values make that impossible, the
+    largest cut with more: values >= cut are always those at least as large as the value of this rank."""
     low, high, many, few = i64(LOWEST), i64(BEYOND), i64(len(values)), i64(0)
     place, step, turn = min(max(_place(guess), low + 1), high - 1), i64(NEAR), 0
     while True:
@@ -67,12 +68,12 @@ def cut_near(guess, values, number):  # type: ignore[no-untyped-def]
             high, few = place, count
         if high - low <= 1:
             return _number(low)
-        if low == LOWEST:  # no cut so far was low enough
+        if low == LOWEST:  # all cuts so far were too high
             place, step = max(high - step, low + 1), 8 * step
         elif high == BEYOND:
             place, step = min(low + step, high - 1), 8 * step
         else:
-            # where it would be if the values were spread evenly, and every third time in the middle
+            # interpolate as if the values were spread evenly, and bisect every third time
             share = 0.5 if turn % 3 == 2 else (many - number + 0.5) / (many - few)
             place, turn = min(max(low + i64(share * (high - low)), low + 1), high - 1), turn + 1
 
@@ -94,7 +95,8 @@ def _cuts(values, number, cuts):  # type: ignore[no-untyped-def]
 
 
 def cut(values: Tensor, number: Tensor) -> Tensor:
-    """The cut (see `cut_near`) of each line of float32 values [..., n], `number` [...]; inside vmap and traces too."""
+    """Return the cut (see `cut_near`) of each row of float32 values [..., n], `number` [...]; works in vmap and
+    traces, too."""
     result: Tensor = torch.ops.equifed.cut.default(values, number)
     return result
 
@@ -114,7 +116,7 @@ def _vmapped(info: Any, in_dims: tuple[int | None, int | None], values: Tensor, 
     of_values, of_number = in_dims
     values = values.expand(info.batch_size, *values.shape) if of_values is None else values.movedim(of_values, 0)
     number = number.expand(info.batch_size, *number.shape) if of_number is None else number.movedim(of_number, 0)
-    # a number for all lines of a lane is one for each of them
+    # repeat a lane's number for each of its rows
     number = number.reshape(*number.shape, *(1,) * (values.dim() - 1 - number.dim()))
     return cut(values, number), 0
 

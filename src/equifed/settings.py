@@ -1,5 +1,5 @@
-"""How a run is made: one value with one set of defaults, for Python, configuration files, the command line, Flower and
-results."""
+"""The settings of a run: one value with one set of defaults, for Python, configuration files, the command line, Flower
+and results."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ KernelName = Literal["auto", "fused", "clients", "traced", "compiled"]
 RuleName = Literal["median", "trimmed-mean", "krum", "multi-krum", "clipped-mean"]
 Schedule = Literal["constant", "step", "cosine"]
 LEAST_RATE = 2.0**-126
-"""The smallest step size that there is: numbers of 32 bits below it lose their precision, and then are 0."""
+"""Smallest step size. Smaller 32-bit numbers lose precision and then become 0."""
 RULES: tuple[RuleName, ...] = get_args(RuleName)
 """Robust rules, see `equifed.robust`."""
 
 SEEDS = 5
-"""How many seeds a run has that loads its data itself, from a configuration or the command line."""
+"""Default number of seeds of a run that loads its data itself, from a configuration or the command line."""
 MOST_SEEDS = 10**6
-"""Of one computation: far beyond what any memory holds."""
+"""Largest number of seeds of one computation, far more than fit into memory."""
 MARGIN = 0.01
-"""How much quality a verdict gives up for fairness where nobody says: of accuracy one point, of an RMSE 1 %."""
+"""Default quality that a verdict gives up for fairness: one point of accuracy, or 1 % of the RMSE."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """How each client trains between two exchanges. The optimiser starts afresh every round."""
+    """The settings of each client's local training. The optimiser starts afresh every round."""
 
     epochs: int = field(default=2, metadata={"key": "local_epochs"})
     """Passes over the client's rows per round, each in a new order."""
     batch_size: int | None = 32
     """Rows per step; the last batch of an epoch may be shorter. None: all rows in one step."""
     learning_rate: float | None = None
-    """Step size of the first round. Left out: 0.1, and 0.005 for regression, whose gradients have no bound."""
+    """Step size of the first round. Default: 0.1, and 0.005 for regression, where gradients are unbounded."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """The update rule."""
     momentum: float = 0.0
@@ -50,12 +50,12 @@ class Local:
     learning_rate_decay: float = 1.0
     """The step size is multiplied by this after every round; with schedule "step", after every schedule_rounds."""
     schedule: Schedule = "constant"
-    """How the step size goes on: "constant" (but for learning_rate_decay), "step" (learning_rate_decay every
+    """Schedule of the step size: "constant" (except for learning_rate_decay), "step" (learning_rate_decay every
     schedule_rounds), or "cosine" (half a cosine wave over all rounds, down to nearly 0 in the last)."""
     schedule_rounds: int | None = None
-    """Rounds from one fall of the step size to the next, with schedule "step"."""
+    """Rounds between two decays of the step size, with schedule "step"."""
     warm_up: int = 0
-    """Rounds at the beginning in which the step size grows linearly to the learning rate; the schedule begins after
+    """Rounds at the start in which the step size grows linearly to the learning rate. The schedule begins after
     them."""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Local:
         if self.momentum >= 1:
             raise ConfigError(f"must be below 1, got {self.momentum}.", key="momentum", value=self.momentum)
         if self.optimizer == "adam" and self.momentum:
-            text = "belongs to SGD; Adam has its own. Leave it at 0 with Adam."
+            text = "applies to SGD only: Adam has its own. Leave it at 0 with Adam."
             raise ConfigError(text, key="momentum", value=self.momentum)
         if self.learning_rate is not None:
             check_number("learning_rate", self.learning_rate, above=0)
@@ -80,26 +80,26 @@ class Local:
         if self.schedule_rounds is not None:
             check_number("schedule_rounds", self.schedule_rounds, whole=True, low=1)
         if self.schedule == "step" and (self.schedule_rounds is None or self.learning_rate_decay == 1):
-            text = "is 'step': give a learning rate decay, by which the rate falls, and the schedule rounds between."
+            text = "is 'step', which needs a learning rate decay other than 1 and the schedule rounds between decays."
             raise ConfigError(text, key="schedule", value="step")
         if self.schedule != "step" and self.schedule_rounds is not None:
-            text = f"belongs to schedule 'step', and this one is {self.schedule!r}. Leave it out."
+            text = f"applies to schedule 'step' only, and the schedule is {self.schedule!r}. Leave it out."
             raise ConfigError(text, key="schedule_rounds", value=self.schedule_rounds)
         if self.schedule == "cosine" and self.learning_rate_decay != 1:
-            text = "belongs to schedules 'constant' and 'step'; 'cosine' falls by itself. Leave it at 1."
+            text = "applies to schedules 'constant' and 'step' only: 'cosine' decays by itself. Leave it at 1."
             raise ConfigError(text, key="learning_rate_decay", value=self.learning_rate_decay)
 
     def for_task(self, task: str) -> Local:
-        """With the learning rate of this kind of task where none is given."""
+        """Return the settings with a learning rate: the given one, or the default for this kind of task."""
         if self.learning_rate is not None:
             return self
         return dataclasses.replace(self, learning_rate=0.005 if task == "regression" else 0.1)
 
     def rate(self, round: int, rounds: int) -> float:
-        """The step size of round 1, 2, ... of so many; never 0.
+        """Return the step size of round 1, 2, ... of `rounds`; never 0.
 
         With W rounds of warm-up it is learning_rate r / (W + 1) in round r <= W. After them, with t = 0, 1, ..., it is
-        learning_rate times decay^t (constant), decay^floor(t / schedule_rounds) (step) or, of T rounds that are left,
+        learning_rate times decay^t (constant), decay^floor(t / schedule_rounds) (step) or, with T rounds left,
         (1 + cos(pi t / T)) / 2 (cosine), which is sin^2(pi / 2T) in the last.
         """
         assert self.learning_rate is not None, "not resolved by for_task"
@@ -116,75 +116,75 @@ class Local:
         return max(min(self.learning_rate * factor, MAX_FLOAT32), LEAST_RATE)
 
     def least_rate(self, rounds: int) -> float:
-        """The smallest step size of so many rounds."""
-        return min(self._turns(rounds))
+        """Return the smallest step size in a run of `rounds` rounds."""
+        return min(self._turning_rates(rounds))
 
     def largest_rate(self, rounds: int) -> float:
-        """The largest step size of so many rounds."""
-        return max(self._turns(rounds))
+        """Return the largest step size in a run of `rounds` rounds."""
+        return max(self._turning_rates(rounds))
 
-    def _turns(self, rounds: int) -> list[float]:
-        """Step sizes among which are the smallest and the largest: they rise in the warm-up, and later only fall or
-        only rise."""
+    def _turning_rates(self, rounds: int) -> list[float]:
+        """Return step sizes that include the smallest and the largest: the step size rises during the warm-up, and
+        later only falls or only rises."""
         rounds = max(rounds, 1)
         return [self.rate(round, rounds) for round in (1, min(self.warm_up + 1, rounds), rounds)]
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How long a run is, who takes part, how often it is measured, and on which machine."""
+    """The settings of a run: its rounds, clients, seeds, evaluation, aggregation and machine."""
 
     rounds: int = field(default=40, metadata={"low": 1})
     """Rounds of training."""
     clients_per_round: int | Literal["all"] | None = None
-    """Clients sampled in each round, or "all". Left out: the preset's number, or all clients where there is none."""
+    """Clients sampled in each round, or "all". Default: the preset's number, or all clients without a preset."""
     seeds: Sequence[int] | int | None = None
-    """A list of seeds, or how many (0, 1, ...), all in one computation. Each has its own initial model and batches, and
-    its own split and partition where the run loads the data. Left out: those of the federations, or 5 where the run
+    """List of seeds, or their number (0, 1, ...), all run in one computation. Each has its own initial model and
+    batches, and its own split and partition if the run loads the data. Default: the federations' seeds, or 5 if the run
     loads the data (1 for Flower)."""
     eval_every: int = field(default=1, metadata={"low": 1})
-    """Evaluate after every so many rounds; the last round is always evaluated."""
+    """Rounds between two evaluations; the last round is always evaluated."""
     dropout: float = field(default=0.0, metadata={"low": 0})
-    """Probability that a sampled client does not answer."""
+    """Probability that a sampled client does not reply."""
     secure: bool = False
-    """Replies are summed so that nobody sees a single one: in fixed point, exactly, by enough clients or not at all.
-    For methods that need no more than sums."""
+    """Secure aggregation: only exact sums (in fixed point) over enough clients are revealed, never a single reply. For
+    methods that need only sums."""
     dropout_late: float = field(default=0.0, metadata={"low": 0})
-    """In a simulation with secure sums: probability that a client is gone after it has sent its masked reply, before
-    the sum is unmasked."""
+    """Probability, in a simulation of secure aggregation, that a client drops out after it has sent its masked reply,
+    before the sum is unmasked."""
     engine: EngineName = "lanes"
     """"lanes" (all clients at once, fast) or "reference" (one client at a time, for checking and debugging)."""
     device: str = "auto"
-    """"auto", "cpu", "cuda" or "cuda:N"."""
+    """Device: "auto", "cpu", "cuda" or "cuda:N"."""
     kernel: KernelName = "auto"
-    """How local training is carried out: "fused" (a client's steps in one compiled loop; for linear models and fully
+    """Implementation of local training: "fused" (a client's steps in one compiled loop; for linear models and fully
     connected networks, and losses of the usual form), "clients" (one client after another by torch's own operations,
     for large models), "traced" (all clients at once, for any model and loss) or "compiled" (the same, compiled by
-    torch). "auto" takes what is fastest."""
+    torch). "auto" takes the fastest."""
     threads: int | None = None
-    """Threads of the CPU. Left out: OMP_NUM_THREADS, else all cores that the process may use."""
+    """CPU threads. Default: OMP_NUM_THREADS, else all cores that the process may use."""
     clip: float | None = None
-    """The largest L2 norm that a client's model update may have; longer ones are scaled down to it. Left out: any."""
+    """Largest L2 norm of a client's model update; longer updates are scaled down to it. Default: no clipping."""
     max_update: float = 1e6
-    """The L2 norm that a client's model update never has: a reply with a longer one is refused, as is one that is far
-    longer than the others' of its round."""
+    """L2 norm above which a client's model update, and its reply, is refused. An update far longer than the others of
+    its round is refused, too."""
     robust: RuleName | None = None
-    """What takes the place of the mean of the clients' model updates, so that some clients may lie: "median",
-    "trimmed-mean", "krum", "multi-krum" or "clipped-mean". A simulation then also trains with the plain mean, to show
-    what the rule does to accuracy and gaps. Left out: the plain mean."""
+    """Aggregation rule that tolerates some malicious clients: "median", "trimmed-mean", "krum", "multi-krum" or
+    "clipped-mean". A simulation then also trains with the plain mean, to show the rule's effect on accuracy and
+    gaps. Default: the weighted mean."""
     liars: float = 0.2
-    """The share of a round's clients that may lie, which the robust rule is to withstand; below 0.5."""
+    """Share of a round's clients that may be malicious and that the robust rule tolerates; below 0.5."""
     metrics: Sequence[Any] | str = ()
-    """Metrics besides those of the catalogue, a list or A,B,...: "module:Name", the name of an installed one, or in
-    Python the `equifed.metrics.Metric` itself."""
+    """Additional metrics, a list or A,B,...: "module:Name", the name of an installed one, or in Python the
+    `equifed.metrics.Metric` itself."""
     target: Sequence[Any] | str = field(default=(), metadata={"repeated": True, "metavar": "'METRIC OP NUMBER'"})
-    """What the model is to reach, e.g. "demographic_parity_difference <= 0.05"; one target or several, all of which it
-    must meet. It does not change the training: the answer says which method and setting meet it, and at what cost."""
+    """Target for the model, e.g. "demographic_parity_difference <= 0.05"; with several targets it must meet all. The
+    training does not change: the answer names the methods and settings that meet them, and their cost."""
     confidence: float | Literal["mean"] = 0.95
-    """How sure it must be that a target is met: the end of the interval at this confidence must meet it, between 0.5
-    and 1. "mean": the mean over seeds is enough."""
+    """Confidence with which a target must be met, between 0.5 and 1: the end of the confidence interval must meet it.
+    "mean": the mean over seeds is enough."""
     local: Local = field(default=Local(), metadata={"hyper": False})
-    """How each client trains in a round."""
+    """Local training of each client in a round."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -202,23 +202,23 @@ class RunSettings:
         if not isinstance(self.secure, bool):
             raise ConfigError(f"must be true or false, got {self.secure!r}.", key="secure", value=self.secure)
         if self.dropout_late and not self.secure:
-            text = "is about the unmasking of secure sums: set secure = true too, or leave it out."
+            text = "applies to secure sums only: set secure = true too, or leave it out."
             raise ConfigError(text, key="dropout_late", value=self.dropout_late)
         if self.robust is not None and self.robust not in RULES:
             raise unknown_name("robust rule", self.robust, RULES, key="robust")
         check_number("liars", self.liars, low=0)
         if self.liars >= 0.5:
-            text = f"must be below 0.5, got {self.liars}: no rule can tell which half lies."
+            text = f"must be below 0.5, got {self.liars}: no rule tolerates a malicious half."
             raise ConfigError(text, key="liars", value=self.liars)
         if self.robust is not None and self.secure:
-            text = "compares the updates of single clients, which secure = true hides. Leave out one of them."
+            text = "compares the updates of single clients, which secure = true hides. Use one of the two."
             raise ConfigError(text, key="robust", value=self.robust)
         count = self.clients_per_round
         if count not in (None, "all") and (not isinstance(count, numbers.Integral) or count < 1):
             text = f"must be a whole number of at least 1, or 'all', got {count!r}."
             raise ConfigError(text, key="clients_per_round")
         if self.seeds is not None:
-            object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
+            object.__setattr__(self, "seeds", _check_seeds(self.seeds))
         if self.engine not in ("lanes", "reference"):
             raise unknown_name("engine", self.engine, ("lanes", "reference"), key="engine")
         if not isinstance(self.device, str):
@@ -241,11 +241,11 @@ class RunSettings:
 
     @property
     def seed_list(self) -> list[int]:
-        """The seeds, none where they are left to the federations."""
+        """The seeds; empty if the federations have them."""
         return [] if self.seeds is None or isinstance(self.seeds, int) else list(self.seeds)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values, ready for JSON; `from_dict` makes the settings again, with metrics by name."""
+        """Return all fields as plain values for JSON, with metrics by name; `from_dict` restores the settings."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         metrics = [getattr(metric, "name", metric) for metric in self.metrics]
         seeds = None if self.seeds is None else self.seed_list
@@ -254,17 +254,18 @@ class RunSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
+        """Restore the settings from the values of `to_dict`."""
         return cls(**{**values, "local": Local(**values["local"])})
 
 
 @dataclass(frozen=True)
 class SeekSettings:
-    """How a target is sought: a method's fairness weight is tried in a few steps, several values in each."""
+    """The settings of a search for a target: several values of a method's fairness weight are tried in each step."""
 
     steps: int = field(default=3, metadata={"low": 1})
-    """Computations at most: one over the whole range, then one after another where the best setting must lie."""
+    """Largest number of steps: the first over the whole range, each later one where the best setting must lie."""
     at_once: int = field(default=4, metadata={"low": 2})
-    """Settings in each of them, all trained together."""
+    """Settings tried in each step, all trained together."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -273,23 +274,23 @@ class SeekSettings:
 
 @dataclass(frozen=True)
 class Cluster:
-    """How the jobs of a study, each a block of seeds and settings of one method, are shared among processes and
-    machines. Blocks do not depend on how many work on them, so neither do the numbers."""
+    """The distribution of a study's jobs over processes and machines. A job is a block of seeds and settings of one
+    method. Blocks do not depend on the number of workers, so neither do the results."""
 
     workers: int = field(default=1, metadata={"low": 1})
-    """Jobs at a time. More than one are shared out by Ray (the extra `cluster`), on this machine or on the cluster that
-    `address` names."""
+    """Jobs that run at the same time. More than one are distributed by Ray (the extra `cluster`), on this machine or on
+    the cluster at `address`."""
     address: str | None = None
-    """The Ray cluster whose nodes share the work, e.g. "auto" or "ray-head:6379"; they must see the folder of the runs.
-    Left out: this machine; with several workers $RAY_ADDRESS, where that is set."""
+    """Address of the Ray cluster, e.g. "auto" or "ray-head:6379"; its nodes must share the folder of the runs. Default:
+    this machine, or $RAY_ADDRESS if it is set and there are several workers."""
     cpus_per_job: float = 1.0
-    """Cores that a job declares as its need."""
+    """Cores reserved for a job."""
     gpus_per_job: float = 0.0
-    """GPUs that a job declares as its need; a part of one is shared."""
+    """GPUs reserved for a job; a fraction shares one GPU."""
     seeds_per_job: int | None = field(default=None, metadata={"low": 1})
-    """Seeds that are computed together, in one job. Left out: all of them."""
+    """Seeds computed together, in one job. Default: all."""
     settings_per_job: int | None = field(default=None, metadata={"low": 1})
-    """Settings of a sweep that are computed together, in one job. Left out: all of them."""
+    """Settings of a sweep computed together, in one job. Default: all."""
 
     def __post_init__(self) -> None:
         check_number("workers", self.workers, whole=True, low=1)
@@ -326,13 +327,14 @@ class RunOptions(TypedDict, total=False):
     local: Local
 
 
-def _checked_seeds(given: Any) -> tuple[int, ...]:
+def _check_seeds(given: Any) -> tuple[int, ...]:
+    """Return the seeds as a tuple, or raise a ConfigError."""
     if isinstance(given, numbers.Integral):
         check_number("seeds", given, whole=True, low=1, high=MOST_SEEDS)
         return tuple(range(int(given)))
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(
-            f"must be a list of whole numbers, or how many, got {quoted(given)}.", key="seeds", value=given
+            f"must be a list of whole numbers, or their number, got {quoted(given)}.", key="seeds", value=given
         )
     seeds = tuple(given)
     if not seeds:

@@ -26,6 +26,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*")
 
 Sign = Literal["<=", ">=", "<", ">"]
+Confidence = float | Literal["mean"]
 SIGNS: dict[str, Sign] = {"<=": "<=", ">=": ">=", "<": "<", ">": ">"}
 _TURNED: dict[Sign, Sign] = {"<=": ">=", ">=": "<=", "<": ">", ">": "<"}
 

@@ -1,4 +1,4 @@
-"""A task: a model as a function of its parameters, the loss of a row, and the sizes that methods may need; and the rows
+"""The task: a model as a function of its parameters, the loss of a row, and the sizes that methods need; and the rows
 that a client has of it."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equifed.dropout import dropping
-from equifed.modules import trained
+from equifed.dropout import use_dropout
+from equifed.modules import trained_parameters
 from equifed.tree import Tree
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ Record = dict[str, Tree]
 TaskKind = Literal["classification", "regression"]
 LabelKind = Literal["binary", "multiclass", "regression"]
 LEAST_PROBABILITY = 1e-7
-"""How far the probabilities that a loss is computed from are kept off 0 and 1."""
+"""Smallest distance from 0 and 1 of a probability in a loss."""
 
 
 def label_kind(task: TaskKind, num_classes: int) -> LabelKind:
-    """What the labels of a task are, in the words of `Method.label_kinds`."""
+    """Return the kind of a task's labels, one of `Method.label_kinds`."""
     if task == "regression":
         return "regression"
     return "binary" if num_classes == 2 else "multiclass"
@@ -36,62 +36,61 @@ def label_kind(task: TaskKind, num_classes: int) -> LabelKind:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learned, from how many, and for how long. Nothing in it changes during a run."""
+    """The learning task: model, labels, numbers of groups and clients, and training settings. Constant during a run."""
 
     module: nn.Module
-    """The model's architecture, and the values of what is frozen in it; those of the other parameters are not used."""
+    """The model's architecture and frozen values; its other parameters' values are not used."""
     kind: TaskKind
     """Classification or regression."""
     num_classes: int
     """Classes of the label (0 for regression)."""
     num_groups: int
-    """Groups of the sensitive attribute."""
+    """Number of groups of the sensitive attribute."""
     num_clients: int
-    """Clients of the federation, present or not."""
+    """Number of clients in the federation, present or not."""
     rounds: int
-    """Rounds planned (T)."""
+    """Number of planned rounds (T)."""
     local: Local
     """Settings of local training."""
     sensitive_size: int = 1
-    """Numbers that describe a row's sensitive attribute (`Data.sensitive`)."""
+    """Number of values that describe a row's sensitive attribute (`Data.sensitive`)."""
     num_client_groups: int = 0
-    """Known groups of clients (0: none known)."""
+    """Number of known groups of clients (0: unknown)."""
     binary: bool = False
-    """The model has one output, the logit of class 1, instead of one per class."""
+    """True if the model has one output, the logit of class 1, instead of one per class."""
     dropout: Tensor | None = None
-    """The key [2] by which the model's dropout layers drop units, in a step of local training (`equifed.dropout`);
-    None elsewhere: nothing is dropped."""
+    """Key [2] of the model's dropout in a step of local training (`equifed.dropout`). None elsewhere: no dropout."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that are trained and sent, by name; their values mean nothing."""
-        return trained(self.module)
+        """The parameters that are trained and sent, by name; their values are not used."""
+        return trained_parameters(self.module)
 
     def in_step(self, dropout: Tensor) -> Task:
-        """The same in a step of local training with this key of dropout."""
+        """Return the task for a step of local training with this dropout key."""
         return replace(self, dropout=dropout)
 
     def rate(self, round: int) -> float:
-        """The step size of local training in this round; before round 1, that of round 1."""
+        """Return the step size of local training in this round; before round 1, that of round 1."""
         return self.local.rate(max(round, 1), self.rounds)
 
     def forward(self, parameters: Tree, x: Tensor) -> Tensor:
-        """The model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
+        """Return the model's raw output: logits [n] (binary) or [n, classes]; predictions [n] for regression."""
         out: Tensor
         if self.dropout is None:
             out = functional_call(self.module, parameters, (x,))
         else:
-            with dropping(self.dropout):
+            with use_dropout(self.dropout):
                 out = functional_call(self.module, parameters, (x,))
         scalar = self.binary or self.kind == "regression"
         return out.squeeze(-1) if scalar and out.dim() == 2 else out
 
     def row_loss(self, parameters: Tree, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row [n]: log loss, cross entropy, or squared error."""
+        """Return the loss of each row [n]: log loss, cross entropy, or squared error."""
         return self.loss_of(self.forward(parameters, x), y)
 
     def loss_of(self, output: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row from the model's raw output."""
+        """Return the loss of each row from the model's raw output."""
         if self.kind == "regression":
             return (output - y).square()
         if self.binary:
@@ -101,14 +100,14 @@ class Task:
         return torch.logsumexp(output, -1) - picked
 
     def predict(self, parameters: Tree, x: Tensor) -> Tensor:
-        """Probability of class 1 [n] (binary), of every class [n, classes], or the prediction [n]."""
+        """Return the probability of class 1 [n] (binary), of each class [n, classes], or the prediction [n]."""
         out = self.forward(parameters, x)
         if self.kind == "regression":
             return out
         return torch.sigmoid(out) if self.binary else torch.softmax(out, -1)
 
     def loss_of_prediction(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """The loss of each row from what `predict` returned; probabilities are kept off 0 and 1."""
+        """Return the loss of each row from the result of `predict`; probabilities are clamped away from 0 and 1."""
         if self.kind == "regression":
             return (prediction - y).square()
         if prediction.dim() == 1:
@@ -119,21 +118,21 @@ class Task:
 
     @staticmethod
     def decide(prediction: Tensor) -> Tensor:
-        """The predicted class from `predict`'s probabilities: above one half, or the largest."""
+        """Return the predicted class from `predict`'s probabilities: 1 if above one half, or the most probable one."""
         return (prediction > 0.5).long() if prediction.dim() == 1 else prediction.argmax(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """The rows that one client (or the server's validation set, or one batch) holds, and what belongs to them."""
+    """The rows of one client, of the server's validation set or of one batch, with the values that belong to them."""
 
     x: Tensor
     """Features [n, ...]."""
     y: Tensor
     """Labels [n]: class codes, or values for regression."""
     s: Tensor
-    """Group codes of the sensitive attribute [n]; -1 where the group is unknown. Such a row takes part in training, but
-    in no statistic of groups: see `known`."""
+    """Group codes of the sensitive attribute [n]; -1 where the group is unknown. Such rows are trained on, but left
+    out of group statistics: see `known`."""
     mask: Tensor
     """1.0 for a row, 0.0 for padding [n]."""
     task: Task
@@ -143,35 +142,35 @@ class Data:
     draws: Mapping[str, Tensor] = field(default_factory=dict)
     """The phase's random numbers by name."""
     client_group: Tensor | None = None
-    """The client's known group, where the federation has them."""
+    """The client's known group, if the federation has client groups."""
     batches: tuple[Tensor, ...] = ()
     """Row positions of each step of local training, in order."""
     uniforms: tuple[Tensor, ...] = ()
     """Random numbers in [0, 1) for each row [n], for each epoch of local training that resamples."""
     dropout: tuple[Tensor, ...] = ()
-    """Where the model has dropout, the key of each step of local training; see `Task.dropout`."""
+    """The dropout key of each step of local training, if the model has dropout; see `Task.dropout`."""
     learning_rate: float | Tensor = 0.0
     """The step size of this round."""
     attribute: Tensor | None = None
-    """The sensitive attribute as numbers [n, d], where it says more than the group; see `sensitive`. A batch has none:
-    hand its rows' numbers on as `per_row`."""
+    """The sensitive attribute as numbers [n, d], if it holds more than the group; see `sensitive`. None in a batch:
+    pass the rows' numbers as `per_row`."""
     client: Tensor | None = None
-    """The client's position in the federation, as in the server's `replies["client"]`. A batch has none."""
+    """The client's position in the federation, as in the server's `replies["client"]`. None in a batch."""
     initial: Tree = ()
-    """The model's initial parameters, which everyone makes from the shared seed, so that nothing is sent; in phases
-    that ask for them. A batch has none: hand them on as context."""
+    """The model's initial parameters, in phases that ask for them. Each client computes them from the shared seed, so
+    they are not sent. Empty in a batch: pass them as context."""
 
     @classmethod
     def of(cls, validation: Tree, task: Task) -> Data:
-        """Validation rows as they travel: (x, y, s, mask)."""
+        """Make `Data` from validation rows as they are sent: (x, y, s, mask)."""
         x, y, s, mask = validation
         return cls(x, y, s, mask, task)
 
     @property
     def sensitive(self) -> Tensor:
-        """The sensitive attribute as numbers [n, d]: a continuous one or several columns where the federation has them,
-        else the group, as 0 or 1 where there are two and one-hot where there are more. It means nothing for a row of
-        unknown group: look at those of `known`."""
+        """The sensitive attribute as numbers [n, d]: the federation's continuous attribute or several columns, if it
+        has them; otherwise the group, as 0 or 1 for two groups and one-hot for more. Undefined for rows of unknown
+        group: use `known`."""
         if self.attribute is not None:
             return self.attribute
         if self.task.num_groups <= 2:
@@ -181,38 +180,38 @@ class Data:
 
     @property
     def n(self) -> Tensor:
-        """How many rows there are, as a tensor."""
+        """The number of rows, as a tensor."""
         return self.mask.sum()
 
     def masked(self, values: Tensor) -> Tensor:
-        """Values of the rows [n, ...], with zeros in place of padding whatever stands there."""
+        """Return the rows' values [n, ...] with zeros in the padding."""
         mask = self.mask.reshape(self.mask.shape + (1,) * (values.dim() - 1))
         return torch.where(mask > 0, values, torch.zeros_like(values))
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the rows [n, ...] -> [...], padding excluded."""
+        """Return the sum over the rows [n, ...] -> [...], without padding."""
         return self.masked(values).sum(0)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the rows; 0 for a client without any, whose weight is 0 too."""
+        """Return the mean over the rows; 0 for a client without rows (its weight is 0, too)."""
         return self.sum(values) / self.n.clamp_min(1)
 
     def where(self, keep: Tensor) -> Data:
-        """The same rows with those outside `keep` treated as padding: `data.where((data.s == 1) & (data.y == 1))`."""
+        """Return the data with rows outside `keep` treated as padding: `data.where((data.s == 1) & (data.y == 1))`."""
         return self.replace(mask=self.mask * keep.to(self.mask.dtype))
 
     @property
     def known(self) -> Data:
-        """The same rows with those of unknown group treated as padding: what a statistic of groups is about."""
+        """The data with rows of unknown group treated as padding. Group statistics are computed on it."""
         return self.where(self.s >= 0)
 
     def of_groups(self, values: Tensor, unknown: float) -> Tensor:
-        """What each row's group has [G, ...] -> [n, ...]; `unknown` where the group is."""
+        """Return the value of each row's group, [G, ...] -> [n, ...]; `unknown` for rows of unknown group."""
         known = (self.s >= 0).reshape(-1, *(1,) * (values.dim() - 1))
         return torch.where(known, values[self.s.clamp_min(0)], unknown)
 
     def batch(self, rows: Tensor, per_row: Mapping[str, Tensor]) -> Data:
-        """The rows at these positions, with their entries of `per_row`."""
+        """Return the rows at these positions, with their entries of `per_row`."""
         return self.replace(
             x=self.x[rows],
             y=self.y[rows],
@@ -225,11 +224,11 @@ class Data:
         )
 
     def replace(self, **changes: Any) -> Data:
-        """The same with some fields changed."""
+        """Return a copy with some fields changed."""
         names = (field.name for field in fields(Data))
         return Data(**{name: changes[name] if name in changes else getattr(self, name) for name in names})
 
 
 def num_outputs(kind: TaskKind, num_classes: int) -> int:
-    """Outputs of a model that is made for the task: one logit for two classes, one value for regression."""
+    """Return the number of outputs of a model built for the task: one for two classes (a logit) and for regression."""
     return 1 if kind == "regression" or num_classes == 2 else num_classes

@@ -1,4 +1,5 @@
-"""Local training: optimisers, and its meaning as a value that one client can call and the simulator can vectorise."""
+"""Local training: optimisers, and the training itself as a value that one client can call and the simulator can
+vectorise."""
 
 from __future__ import annotations
 
@@ -19,26 +20,28 @@ if TYPE_CHECKING:
 
 
 class AdamState(NamedTuple):
+    """The state of Adam."""
+
     t: Tensor
-    """Steps taken."""
+    """Number of steps taken."""
     m: Tree
     """First moment."""
     v: Tree
     """Second moment."""
 
 
-def optimizer_start(local: Local, parameters: Tree) -> Tree:
-    """The optimiser's state before the first step."""
+def init_optimizer(local: Local, parameters: Tree) -> Tree:
+    """Return the optimiser's state before the first step."""
     if local.optimizer == "adam":
         zeros = tree.zeros_like(parameters)
         return AdamState(tree.zeros(parameters), zeros, zeros)
     return tree.zeros_like(parameters) if local.momentum else ()
 
 
-def optimizer_step(
+def apply_optimizer(
     local: Local, parameters: Tree, gradient: Tree, state: Tree, rate: Tensor | float
 ) -> tuple[Tree, Tree]:
-    """One step of the optimiser; pure."""
+    """Return the parameters and the optimiser's state after one step."""
     if local.weight_decay:
         gradient = tree.add_scaled(gradient, parameters, local.weight_decay)
     if local.optimizer == "adam":
@@ -62,40 +65,40 @@ def _adam(parameters: Tree, gradient: Tree, state: AdamState, rate: Tensor | flo
 
 
 class Start(NamedTuple):
-    """What a client's training starts from."""
+    """The start of a client's training."""
 
     parameters: Tree
-    """The parameters that are trained."""
+    """Parameters to train."""
     context: Tree = ()
-    """What the loss needs besides them: a proximal centre, multipliers."""
+    """Other inputs of the loss: a proximal centre, multipliers."""
     per_row: dict[str, Tensor] = {}  # noqa: RUF012
     """Values for each of the client's rows, e.g. weights; a batch gets those of its rows in `batch.per_row`."""
 
 
 def start_from_theta(down: Record, state: Tree, data: Data) -> Start:
-    """Train the global model as it came down."""
+    """Start from the global model that the server sent."""
     return Start(down["theta"])
 
 
 @dataclass(frozen=True)
 class EmpiricalRisk:
-    """The loss that most local training descends, declared by its parts so that an engine can recognise it:
+    """The loss that most local training minimises, declared by its parts so that an engine can recognise it:
 
         (1/B) sum_i w_i loss_i(theta)  +  (mu/2) ||theta - c||^2  +  <g, theta>
 
-    Calling it is its meaning. Which terms there are is fixed; numbers in them may be tensors, one per run of a sweep.
+    Calling it computes the loss. Its terms are fixed; numbers in them may be tensors, one per run of a sweep.
     """
 
     weights: str | None = None
-    """Name of w among the values per row; none: w = 1."""
+    """Name of w among the values per row. None: w = 1."""
     mu: Tensor | float | None = None
-    """Weight of the proximal term; none: there is no such term."""
+    """Weight of the proximal term. None: without this term."""
     centre: str = "centre"
-    """Name of c in the context, a tree like theta, where there is a proximal term."""
+    """Name of c in the context, a tree like theta, for the proximal term."""
     linear: str | None = None
-    """Name of g in the context, a tree like theta; none: there is no such term."""
+    """Name of g in the context, a tree like theta. None: without this term."""
     models: bool = False
-    """theta holds several models along a leading axis [M, ...], with w [n, M]; their losses are summed."""
+    """True if theta holds several models along a leading axis [M, ...], with w [n, M]; their losses are summed."""
 
     def __call__(self, theta: Tree, context: Tree, batch: Data) -> Tensor:
         losses = batch.task.row_loss
@@ -109,7 +112,7 @@ class EmpiricalRisk:
 
 
 mean_loss = EmpiricalRisk()
-"""(1/B) sum_i loss_i."""
+"""Mean loss of the rows, (1/B) sum_i loss_i."""
 
 Finish = Callable[[Tree, "Record", Tree, "Data", Tree], "tuple[Record, Tree]"]
 """(trained parameters, down, client state, data, context) -> (reply, client state)."""
@@ -117,46 +120,46 @@ Finish = Callable[[Tree, "Record", Tree, "Data", Tree], "tuple[Record, Tree]"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """A client's work that trains locally, written as its three parts.
+    """A client's local training, declared by its parts.
 
-    Calling it with one client's data is the reference meaning; the simulator takes the parts and runs the steps of
-    all clients at once. Both see the same batches, which are data, not drawn here.
+    Calling it with one client's data defines the result; the simulator takes the parts and runs the steps of all
+    clients at once. Both see the same batches, which are data and not drawn here.
     """
 
     finish: Finish
-    """Makes the reply from the trained parameters."""
+    """Function that makes the reply from the trained parameters."""
     loss: Callable[[Tree, Tree, Data], Tensor] = mean_loss
     """(parameters, context, batch) -> scalar: an `EmpiricalRisk`, or any other function."""
     prepare: Callable[[Record, Tree, Data], Start] = start_from_theta
-    """(down, client state, data) -> where training starts."""
+    """(down, client state, data) -> start of the training."""
     resample: Callable[[Tree, Tree, Tensor, Data], tuple[Tree, Tensor]] | None = None
     """Before each epoch, (parameters, context, uniform random numbers [n], data) -> (context, rows [n]): the rows to
-    train on in place of the client's own, each as often as it is named."""
+    train on, with repetitions, instead of each row once."""
     after_step: Callable[[Tree, Tree, Data], Tree] | None = None
-    """After each step, (parameters, context, batch) -> parameters: a projection, or numbers that follow a rule of their
-    own and not their gradient."""
+    """After each step, (parameters, context, batch) -> parameters: a projection, or an update that is not a gradient
+    step."""
     epochs: int | None = None
-    """Passes over the rows, where they are other than those of `Local`."""
+    """Number of passes over the rows. Default: that of `Local`."""
     scheduled: bool = True
-    """Whether the step size follows the schedule of the rounds; False after the last of them, where a schedule may have
-    left next to nothing: the learning rate itself."""
+    """True if the step size follows the schedule of the rounds. False for training after the last round, where the
+    schedule may have reduced it to almost nothing: the learning rate itself."""
 
     def passes(self, local: Local) -> int:
-        """Passes over the rows."""
+        """Return the number of passes over the rows."""
         return local.epochs if self.epochs is None else self.epochs
 
-    def stepped(
+    def step(
         self, local: Local, parameters: Tree, optimizer: Tree, context: Tree, batch: Data, rate: Tensor | float
     ) -> tuple[Tree, Tree]:
-        """One step: the parameters and the optimiser's state after it."""
+        """Return the parameters and the optimiser's state after one step."""
         slope = grad(self.loss)(parameters, context, batch)
-        parameters, optimizer = optimizer_step(local, parameters, slope, optimizer, rate)
+        parameters, optimizer = apply_optimizer(local, parameters, slope, optimizer, rate)
         return parameters if self.after_step is None else self.after_step(parameters, context, batch), optimizer
 
     def __call__(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         local = data.task.local
         parameters, context, per_row = self.prepare(down, state, data)
-        optimizer = optimizer_start(local, parameters)
+        optimizer = init_optimizer(local, parameters)
         steps = len(data.batches) // self.passes(local)
         chosen = None
         for number, rows in enumerate(data.batches):
@@ -165,5 +168,5 @@ class LocalTraining:
             batch = data.batch(rows if chosen is None else chosen[rows], per_row)
             if data.dropout:
                 batch = batch.replace(task=batch.task.in_step(data.dropout[number]))
-            parameters, optimizer = self.stepped(local, parameters, optimizer, context, batch, data.learning_rate)
+            parameters, optimizer = self.step(local, parameters, optimizer, context, batch, data.learning_rate)
         return self.finish(parameters, down, state, data, context)

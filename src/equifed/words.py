@@ -1,7 +1,7 @@
-"""Words that come from elsewhere: a silo's reason, a node's name, a field of a message, a cell of a file.
+"""Cleaning of untrusted text: a silo's reason, a node's name, a field of a message, a cell of a file.
 
-They are cut and cleaned here, before they reach a terminal, a log, a file or a page: nobody else may fill a disk with
-them, forge a line, or send a command to somebody's terminal.
+The text is cut and escaped here before it reaches a terminal, a log, a file or a page, so that its author cannot fill a
+disk, forge a line or send a command to a terminal.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 300
-"""Characters that are shown of what somebody else wrote."""
+"""Largest number of characters shown of an untrusted text."""
 SHORT = 100
-"""The same of a single value."""
+"""Largest number of characters shown of a single value."""
 FORMULA = ("=", "+", "-", "@", "\t", "\n")
-"""What a text begins with that a spreadsheet may carry out."""
+"""First characters of a text that a spreadsheet may execute."""
 
 
 def clean(text: object, most: int = MOST, length: int | None = None) -> str:
-    """The text in at most so many characters, in which everything that is not printable is shown as an escape. length:
-    how long it is, where it has been cut already."""
+    """Return at most `most` characters of the text, with unprintable ones escaped. length: the full length, if the text
+    has already been cut."""
     whole = str(text)
     parts = [_shown(character) for character in islice(whole, most + 1)]
     if sum(map(len, parts)) <= most:
@@ -39,19 +39,19 @@ def clean(text: object, most: int = MOST, length: int | None = None) -> str:
 
 
 def quoted(value: object, most: int = SHORT) -> str:
-    """A value as Python writes it, cut."""
+    """Return the value's `repr`, cut."""
     if not isinstance(value, str | bytes):
         return clean(repr(value), most)
-    return clean(repr(value[: most + 1]), most, len(value))  # the escapes need not be made for all of it
+    return clean(repr(value[: most + 1]), most, len(value))  # escape only the part that is shown
 
 
 def shortened(names: Iterable[str]) -> str:
-    """The first of many names."""
+    """Return the names, joined by commas; of many names, the first 20."""
     return _first([clean(name, SHORT) for name in names])
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first of many names, each as Python writes it."""
+    """Return the names as Python writes them, joined by commas; of many names, the first 20."""
     return _first([quoted(name) for name in names])
 
 
@@ -60,14 +60,14 @@ def _first(shown: list[str], most: int = 20) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """The text in characters that a stream of this encoding takes; others are shown as escapes."""
+    """Return the text with characters that the encoding lacks as escapes."""
     encoding = encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def csv_cell(value: object) -> object:
-    """A cell of a CSV file that no spreadsheet takes for a formula: text that begins like one gets an apostrophe before
-    it. Numbers, also those that are text, and a sign alone stay. A carriage return, which would begin a new row,
+    """Return a cell of a CSV file that a spreadsheet does not execute: text that begins like a formula gets an
+    apostrophe. Numbers, also as text, and a single sign stay unchanged. A carriage return, which would begin a new row,
     becomes a line feed."""
     if not isinstance(value, str):
         return value
@@ -82,7 +82,7 @@ def csv_cell(value: object) -> object:
 
 
 def csv_of(frame: pd.DataFrame, **options: Any) -> str:
-    """A table as CSV, with the names of its columns, each cell through `csv_cell`."""
+    """Return a table as CSV with its column names, each cell through `csv_cell`."""
     guarded = frame.copy(deep=False)
     for position, kind in enumerate(frame.dtypes):
         if kind.kind not in "biufcmM":
@@ -92,7 +92,7 @@ def csv_of(frame: pd.DataFrame, **options: Any) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Where an error came from, as Python prints it, with the words of each error cut and cleaned."""
+    """Return an error's traceback as Python prints it, with the text of each error cut and cleaned."""
     lines = []
     cause: BaseException | None = error
     while cause is not None:

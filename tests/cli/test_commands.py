@@ -298,7 +298,7 @@ def test_the_table_is_printed_before_the_report_is_written(place, invoke, tiny, 
     def full(*args, **values):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("equifed.cli.runs.write_page", full)
+    monkeypatch.setattr("equifed.report.page.write_page", full)
     outcome = invoke("compare", tiny, "--methods", "fedavg", *SMALL)
     assert outcome.exit_code == 4
     assert "fedavg" in outcome.stdout
@@ -340,7 +340,7 @@ def test_compare_by_other_columns(needs, place, invoke):
     assert outcome.exit_code == 0, outcome.stderr
     assert "groups by sex, foreign_worker" in outcome.stdout
     # a group-by of the table: the two with fewer than 40 rows
-    merged = "are one group, 'other (merged)': female & no (7 rows), male & no (30 rows)"
+    merged = "were merged into one group, 'other (merged)': female & no (7 rows), male & no (30 rows)"
     assert merged in " ".join(outcome.stderr.split())
     assert "other (merged)" in invoke("show", "latest").stdout
     found = data(invoke(*options, "--json"))
@@ -354,7 +354,7 @@ def test_compare_by_other_columns(needs, place, invoke):
 
 
 def test_compare_leaves_out_endless_tests_of_personal_models(place, invoke, tiny, monkeypatch):
-    monkeypatch.setattr("equifed.cli.runs.PERSONAL_TESTS", 100)
+    monkeypatch.setattr("equifed.studies.comparing.PERSONAL_TESTS", 100)
     some = {name: REGISTRY[name] for name in ("fedavg", "local")}
     monkeypatch.setattr(REGISTRY, "usable", lambda: some)
     outcome = invoke("compare", tiny, *SMALL, "--json")
@@ -879,7 +879,7 @@ def test_what_nobody_expected_is_one_line(place, invoke, monkeypatch):
     def broken(*args, **values):
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("equifed.store.Store.entries", broken)
+    monkeypatch.setattr("equifed.store.read_entries", broken)
     outcome = invoke("list")
     assert outcome.exit_code == 4
     assert outcome.stderr.startswith("Error: ZeroDivisionError: oh")

@@ -119,7 +119,7 @@ def test_mistakes(invoke, place) -> None:
         ("monitor", "show", "schema.json"): (3, "not a hand-in"),
         ("monitor", "show", "counts", "--fail-if", "never"): (2, "neither 'alarm' nor 'drift'"),
         ("monitor", "show", "counts", "--fail-if", "accuracy > 1"): (2, "Unknown metric"),
-        ("monitor", "show", "counts", "--reference", "2031-01"): (2, "names no month"),
+        ("monitor", "show", "counts", "--reference", "2031-01"): (2, "is not a month of the hand-ins"),
         ("monitor", "show", "counts", "--false-alarm-every", "0"): (2, "at least 2"),
         ("monitor", "show", "counts", "--output", "counts"): (2, "is a folder"),
     }

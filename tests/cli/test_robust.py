@@ -14,7 +14,7 @@ def test_the_terminal_shows_it(place: Path, invoke: Callable[..., Any]) -> None:
     options = ("run.robust=trimmed-mean", "run.liars=0.34", "run.name=wary", "run.clients-per-round=all")
     outcome = invoke("run", "experiment.toml", *(part for option in options for part in ("--set", option)))
     assert outcome.exit_code == 0, outcome.stderr
-    assert "Updates were gathered by trimmed-mean, to withstand a share of 0.34 liars" in outcome.stderr
+    assert "Updates were aggregated with trimmed-mean, which tolerates up to 34 % malicious clients" in outcome.stderr
     for text in (outcome.stdout, invoke("show", "wary").stdout):
         assert "with trimmed-mean" in text
         assert "What was cut" in text

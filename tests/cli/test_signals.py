@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from store.silos import write_config
 
-from equifed.signals import Stopped, ending_on_signals, exit_code
+from equifed.signals import Stopped, end_on_signals, exit_code
 from equifed.store import RunFolder, Store, load_result
 
 from .test_processes import STOPPED, WAIT
@@ -151,7 +151,7 @@ def test_exit_codes_are_those_of_a_shell() -> None:
 
 def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with ending_on_signals():
+    with end_on_signals():
         assert signal.getsignal(signal.SIGTERM) is not before[1]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 

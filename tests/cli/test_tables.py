@@ -14,7 +14,7 @@ from report.runs import rows, run
 import equifed as ef
 from equifed.cli.console import out
 from equifed.cli.tables import gaps_table, groups_tables
-from equifed.report.groups import worst_pair
+from equifed.verdict.groups import worst_pair
 
 RACES = ("White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other")
 

@@ -138,7 +138,7 @@ def test_overrides_are_toml_values_or_text(tmp_path):
         ({"partition": {"kind": "dirichlet"}}, ["partition", "files already say"]),
         ({"data": {"name": "compas"}}, ["data", "both a name and files"]),
         ({"data": {"files": 3}}, ["data.files: must be", "got 3", "list or a table"]),
-        ({"sweep": {"mu": [1]}}, ["sweep.mu", "hyper-parameter of fedavg"]),
+        ({"sweep": {"mu": [1]}}, ["sweep.mu", "hyperparameter of fedavg"]),
         ({"method": {"name": "fedprox"}, "sweep": {"mu": ["a"]}}, ["sweep.mu", "list of numbers", '"a"']),
         ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, -1]}}, ["sweep.mu", "at least 0", "-1"]),
         ({"method": {"name": "fedprox"}, "sweep": {"mu": [1, 1.0]}}, ["sweep.mu: names a value twice: [1, 1.0]"]),
@@ -225,7 +225,7 @@ def _compas(**sections):
 
 
 WRONG = [  # the file, the key at fault, what the text must say
-    (_compas(local={"optimizer": "adam", "momentum": 0.9}), "local.momentum", "belongs to SGD"),
+    (_compas(local={"optimizer": "adam", "momentum": 0.9}), "local.momentum", "applies to SGD"),
     (_compas(partition={"alpha": 0}), "partition.alpha", "above 0, got 0"),
     (_compas(partition={"kind": "skewed", "num-partitions": 5}), "partition.num-partitions", "must be even"),
     (_compas(partition={"kind": "skewed", "majority": 0.5}), "partition.majority", "above 0.5"),

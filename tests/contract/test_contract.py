@@ -16,7 +16,7 @@ from support.samples import fast, sampled_methods
 
 import equifed as ef
 from equifed import methods, tree
-from equifed.bounds import bound_of, unbounded
+from equifed.bounds import bound_of, unbounded_fields
 from equifed.channel import Channel
 from equifed.errors import ConfigError
 from equifed.federation import Federation, Rows, RowSets
@@ -252,7 +252,7 @@ def test_a_method_that_needs_each_reply_is_refused_where_only_sums_are_seen(meth
         ConfigError, match=f"secure hides each client's reply, which {re.escape(method.name)} needs"
     ) as error:
         run(method, uneven, secure=True)
-    named = str(error.value).rpartition("Methods that work with it: ")[2].rstrip(".").split(", ")
+    named = str(error.value).rpartition("Methods that work with secure sums: ")[2].rstrip(".").split(", ")
     assert named == [each.name for each in METHODS if each in SUMMED]
 
 
@@ -308,8 +308,8 @@ def test_a_secure_sum_is_of_three_or_more(uneven: Federation) -> None:
 def test_every_field_of_every_reply_is_bounded(method: Method) -> None:
     """By a bound, as an update, whose norm is, or by its codec; those that the channel adds too."""
     stages = (method.setup, method.round, method.final)
-    for phase in (Channel(clip=1.0).through(phase) for stage in stages for phase in stage):
-        assert not unbounded(phase), f"{method.name}, phase {phase.name}: declare `bounds`"
+    for phase in (Channel(clip=1.0).apply(phase) for stage in stages for phase in stage):
+        assert not unbounded_fields(phase), f"{method.name}, phase {phase.name}: declare `bounds`"
         for name in set(phase.up) & {*BOUNDS, *phase.bounds}:
             bound = bound_of(phase, Channel(), name)
             ends = [end for end in (bound.low, bound.high) if callable(end) or abs(end) < np.inf]
@@ -480,7 +480,7 @@ def test_state_survives_names(method: Method, uneven: Federation) -> None:
     model = made.pop("model")
     simulation = Simulation(make_job(method, uneven, model, ef.RunSettings(**made)))  # type: ignore[arg-type]
     state = next(iter(simulation.rounds())).state
-    back = tree.from_named(simulation.engine.start(), tree.named(state))
+    back = tree.from_named(simulation.engine.start(), tree.to_named(state))
     assert type(back.server) is type(state.server)
     for a, b in zip(tree.leaves(state), tree.leaves(back), strict=True):
         assert torch.equal(a, b)
@@ -498,7 +498,7 @@ def numbers_of(method: Method) -> list[str]:
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
     numbers = numbers_of(method)
     values = [method.hyper[numbers[0]], 2.0 if method.name == "propfair" else 0.25]  # its losses must be below it
-    swept = ef.sweep(method, uneven, over={numbers[0]: values}, **settings(method))  # type: ignore[arg-type]
+    swept = ef.simulate(method, uneven, over={numbers[0]: values}, **settings(method))  # type: ignore[arg-type]
     for value in values:
         alone = plain(method.with_hyper(**{numbers[0]: value}), uneven)
         for seed in SETTINGS["seeds"]:  # type: ignore[attr-defined]

@@ -21,9 +21,22 @@ from equifed.channel import Channel
 from equifed.federation import Federation
 from equifed.methods._cells import AT_ONCE, over_rows
 from equifed.methods.term import CUT, TERM
-from equifed.protocol import BOUNDS, ROWS, Bound, Data, Method, OfRows, Phase, Record, Stage, Task, Update, unchanged
+from equifed.protocol import (
+    BOUNDS,
+    ROWS,
+    Bound,
+    Data,
+    Method,
+    OfRows,
+    Phase,
+    Record,
+    Stage,
+    Task,
+    Update,
+    ignore_replies,
+)
 from equifed.simulator import Job, Reference, State, make_job, make_tables, rounds
-from equifed.simulator.engine import Exchange
+from equifed.simulator.engine import ExchangeResult
 from equifed.tree import Tree
 
 from .registered import METHODS
@@ -47,18 +60,18 @@ def alone(bound: Bound, task: Task | None, channel: Channel = Channel(), update:
     """The bounds of a phase that has one field, `value`."""
     updates = {} if update is None else {"value": update}
     bounds = {} if update is not None else {"value": bound}
-    phase = Phase("p", (), ("value",), None, unchanged, bounds=bounds, updates=updates)  # type: ignore[arg-type]
+    phase = Phase("p", (), ("value",), None, ignore_replies, bounds=bounds, updates=updates)  # type: ignore[arg-type]
     return Bounds([(phase, channel)], task, clients=5)  # type: ignore[arg-type]
 
 
 def said_of(bounds: Bounds, *values: Tensor, rows: int = HELD) -> dict[int, str]:
     """What is said of replies of so many clients, which is the same one by one and of many at once."""
     replies: dict[int, Record] = {k: {"value": value} for k, value in enumerate(values)}
-    found = bounds.refused({}, replies, dict.fromkeys(replies, rows))
+    found = bounds.find_refused({}, replies, dict.fromkeys(replies, rows))
     slots, runs = np.arange(len(values)), np.zeros(len(values), dtype=np.int64)
     stacked: Record = {"value": torch.stack(values)}
     many = Replies({}, stacked, (), runs, slots, np.full(len(values), rows))
-    assert bounds.refused_of_many(many, np.ones(len(values), dtype=bool)).keys() == {(k,) for k in found}
+    assert bounds.find_refused_in_runs(many, np.ones(len(values), dtype=bool)).keys() == {(k,) for k in found}
     return found
 
 
@@ -123,11 +136,11 @@ def test_an_update_has_room_for_rounding_and_no_more() -> None:
 
 
 def test_an_update_of_any_length_passes_where_it_may() -> None:
-    phase = Phase("p", (), ("u", "rows"), None, unchanged, updates={"u": Update(weight="rows")})  # type: ignore[arg-type]
+    phase = Phase("p", (), ("u", "rows"), None, ignore_replies, updates={"u": Update(weight="rows")})  # type: ignore[arg-type]
     bounds = Bounds([(phase, Channel(max_update=np.inf))], None, clients=5)  # type: ignore[arg-type]
     for rows in (0, 7):
         reply: Record = {"u": torch.full((3,), 1e30) * rows, "rows": torch.tensor(float(rows))}
-        assert bounds.problem({}, reply, rows) == ""
+        assert bounds.find_problem({}, reply, rows) == ""
 
 
 def test_the_room_is_at_most_a_thousandth_whatever_is_added_up() -> None:
@@ -164,7 +177,7 @@ def test_terms_weight_at_the_cut_on_any_processor(exponential: float) -> None:
         stacked: Record = {"value": torch.stack([torch.stack([short, short, short, weight]) for weight in weights])}
         runs, slots = np.broadcast_arrays(np.arange(2000)[:, None], np.arange(4))
         many = Replies({}, stacked, (), runs, slots, np.broadcast_to(numbers[:, None], (2000, 4)))
-        assert bounds.refused_of_many(many, np.ones((2000, 4), dtype=bool)) == {}
+        assert bounds.find_refused_in_runs(many, np.ones((2000, 4), dtype=bool)) == {}
         for n in (7, 23, 29, 87, 1999):
             assert said_of(bounds, short, short, short, weights[n - 1], rows=n) == {}
             assert said_of(bounds, short, short, short, weights[n - 1] * 1.002, rows=n).keys() == {3}
@@ -186,15 +199,17 @@ def test_terms_own_weight_at_the_cut(level: str) -> None:
 
 def test_updates_that_the_channel_has_cut_pass_beside_short_ones() -> None:
     channel, rng = Channel(clip=1.0), np.random.default_rng(0)
-    phase = Phase("p", (), ("value",), lambda down, state, data: (state, ()), unchanged, updates={"value": Update()})
-    send: Any = channel.through(phase).client
+    phase = Phase(
+        "p", (), ("value",), lambda down, state, data: (state, ()), ignore_replies, updates={"value": Update()}
+    )
+    send: Any = channel.apply(phase).client
     bounds = Bounds([(phase, channel)], None, clients=5)  # type: ignore[arg-type]
     drawn = rng.normal(size=(500, 30)) * rng.uniform(1, 1e6, size=(500, 1))
     short = torch.full((30,), 1e-4)
     for update in torch.from_numpy(drawn.astype(np.float32)):
         reply, _ = send({}, {"value": update}, None)
         replies: dict[int, Record] = {k: {"value": v} for k, v in enumerate((short, short, short, reply["value"]))}
-        assert bounds.refused({}, replies, dict.fromkeys(replies, 5)) == {}
+        assert bounds.find_refused({}, replies, dict.fromkeys(replies, 5)) == {}
 
 
 def test_the_grid_of_secure_sums_has_room() -> None:
@@ -208,7 +223,7 @@ def test_the_grid_of_secure_sums_has_room() -> None:
         """Of three silos that each have 110 rows, and a model that has become far better in one round."""
         weight = torch.tensor(110 * float(np.exp(-CUT)))
         reply: Record = {"update": direction * length * weight, "weight": weight, "rows": torch.tensor(110.0)}
-        assert bounds.problem({}, {**reply, "update": direction * weight}, 110) == ""
+        assert bounds.find_problem({}, {**reply, "update": direction * weight}, 110) == ""
         sums = {}
         for name, value in reply.items():
             places = phase.places.get(name, fixed_point.PLACES)
@@ -218,8 +233,8 @@ def test_the_grid_of_secure_sums_has_room() -> None:
 
     honest = total(1.0)
     assert float(honest["update"].norm() / honest["weight"]) > 1.3  # as it comes out of the integers
-    assert bounds.impossible({}, honest, silos, 330) == ""
-    assert bounds.impossible({}, total(10.0), silos, 330) == "update"
+    assert bounds.find_impossible({}, honest, silos, 330) == ""
+    assert bounds.find_impossible({}, total(10.0), silos, 330) == "update"
 
 
 # -- sums over many rows -----------------------------------------------------------------------------------------------
@@ -247,7 +262,7 @@ def test_kffls_sums_over_a_million_rows_are_within_bounds() -> None:
         zeros, draws = torch.zeros(n), {"phi_s": draw, "phi_f": draw}
         data = Data(zeros[:, None], zeros, zeros, torch.ones(n), task, draws=draws)
         reply = method.sums({}, data)
-        assert Bounds([(method.round[0], Channel())], task, 5).problem({}, reply, n) == ""
+        assert Bounds([(method.round[0], Channel())], task, 5).find_problem({}, reply, n) == ""
         np.testing.assert_allclose(float(reply["sum_sf"].norm()), 2 * n, rtol=room(0))
 
 
@@ -260,7 +275,7 @@ def test_a_client_with_many_batches_is_within_bounds_beside_small_ones(uneven: F
     for factor, refused in ((1.0, set()), (1.001, {3})):
         steps = rows * 3.0 * batches * np.array([1, 1, 1, factor])
         replies: dict[int, Record] = {k: {"value": torch.tensor(float(value))} for k, value in enumerate(steps)}
-        found = bounds.refused({}, replies, dict(enumerate(rows.tolist())))
+        found = bounds.find_refused({}, replies, dict(enumerate(rows.tolist())))
         assert found.keys() == refused
 
 
@@ -270,7 +285,7 @@ def test_a_client_cannot_claim_any_number_of_steps_by_claiming_rows(uneven: Fede
     bounds = alone(method.round[0].bounds["steps"], job_of(method, uneven, local=ef.Local(batch_size=10)).task)
     rows = [100, 100, 100, 100, 10**9]
     replies: dict[int, Record] = {k: {"value": torch.tensor(n * np.ceil(n / 10))} for k, n in enumerate(rows)}
-    assert bounds.refused({}, replies, dict(enumerate(rows))).keys() == {4}
+    assert bounds.find_refused({}, replies, dict(enumerate(rows))).keys() == {4}
 
 
 # -- honest clients ----------------------------------------------------------------------------------------------------
@@ -302,16 +317,16 @@ class Watched(Reference):
         attribute = None if data.attribute is None else data.attribute.double()
         return data.replace(**fields, attribute=attribute)
 
-    def exchange(self, state: State, stage: Stage, position: int, *rest: Any) -> Exchange:
+    def exchange(self, state: State, stage: Stage, position: int, *rest: Any) -> ExchangeResult:
         self.seen: list[tuple[Record, Record, Tree, int]] = []
         done = super().exchange(state, stage, position, *rest)
         assert done.rejections == []
         if self.seen:
             downs, replies, kept, clients = zip(*self.seen, strict=True)
             who = np.array(clients)
-            held = np.array([int(self.tables.rows_held(0, k)) for k in clients])
+            held = np.array([int(self.tables.count_rows(0, k)) for k in clients])
             stacked = Replies(*map(tree.stack, (downs, replies, kept)), np.zeros_like(who), np.arange(len(who)), held)
-            assert self.bounds(stage, position).refused_of_many(stacked, np.ones(len(who), dtype=bool)) == {}
+            assert self.bounds(stage, position).find_refused_in_runs(stacked, np.ones(len(who), dtype=bool)) == {}
         return done
 
 
@@ -331,7 +346,7 @@ def train(job: Job, wide: bool = False) -> None:
     engine.wide = wide
     if wide and job.method.needs_validation:
         engine.__dict__["validation"] = doubled(engine.validation)
-    nothing: Any = SimpleNamespace(measured=lambda *_: None)
+    nothing: Any = SimpleNamespace(measure=lambda *_: None)
     with bits(wide):
         assert [step.round for step in rounds(job, engine, nothing)][-1] >= 1
 
@@ -462,7 +477,7 @@ def test_fairfeds_weight_does_not_grow_beyond_its_bound() -> None:
     for number in range(0, 60, 2):
         down = {"counts": counts, "t": torch.tensor(float(number)), **facts}
         reply, state = method.reply({"w": torch.full((1,), 0.1)}, down, state, data, ())
-        assert bounds.problem(down, reply, 5) == ""
+        assert bounds.find_problem(down, reply, 5) == ""
     assert float(reply["weight"]) == 5.0
 
 
@@ -494,4 +509,4 @@ def test_sffls_sums_hold_clients_that_move_far() -> None:
     reply, _ = measure(far, down, state, data, (zeros, zeros))  # type: ignore[arg-type]
     bounds = Bounds([(dataclasses.replace(phase, updates={}), Channel(secure=True))], None, 100)  # type: ignore[arg-type]
     assert bool(reply["moved"].isfinite().all())
-    assert bounds.problem(down, reply, n) == ""
+    assert bounds.find_problem(down, reply, n) == ""

@@ -94,7 +94,7 @@ def test_methods_see_the_numbers(engine: str) -> None:
     from equifed import randomness
 
     for run, fed in enumerate(feds):
-        draw = randomness.draws(run, 1, method.round[0].draws, job.task)["phi_s"].astype(float)
+        draw = randomness.make_draws(run, 1, method.round[0].draws, job.task)["phi_s"].astype(float)
         a = fed.rows.attribute[np.r_[fed.train[0], fed.train[1]]].astype(float)  # type: ignore[index]
         expected = np.sqrt(2 / 4) * np.cos(a @ draw[:-1] + draw[-1])
         np.testing.assert_allclose(state.server.mu_s[run], expected.mean(0), rtol=1e-4, atol=1e-5)

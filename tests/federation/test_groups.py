@@ -172,7 +172,7 @@ def test_a_result_says_what_was_merged():
     (note,) = [note for note in result.notes if note.kind == "groups-merged"]
     small = {name: rows for name, rows in pair_sizes(frame).items() if rows < 20}
     assert note.fields == {"group": MERGED, "min_group": 20, "rows": small}
-    assert "Groups with fewer than 20 of all rows are one group, 'other (merged)': " in str(note)
+    assert "Groups with fewer than 20 of all rows were merged into one group, 'other (merged)': " in str(note)
     assert all(f"{name} ({rows} rows)" in str(note) for name, rows in small.items())
     # whatever the seed tests on: merging is by all rows
     other = ef.simulate(ef.methods.FedAvg(), of_table(frame), model=ef.models.Logistic(), **settings)
@@ -338,7 +338,7 @@ def test_unknown_groups_of_named_data(needs):
 
 
 def test_a_report_counts_unknown_groups(tmp_path: Path):
-    from equifed.report.comparison import variants_of
+    from equifed.verdict.variants import variants_of
 
     frame = table().assign(sex=lambda f: f["sex"].where(f.index % 3 > 0))
     fed = of_table(frame, sensitive="sex")
@@ -348,7 +348,7 @@ def test_a_report_counts_unknown_groups(tmp_path: Path):
         for method in (ef.methods.FedAvg(), ef.methods.LocalOnly())
     )
     page = one.to_html(tmp_path / "page.html").read_text()
-    assert "test rows is unknown: they take part in training" in page
+    assert "test rows is unknown: they are used for training" in page
     # rows of unknown group do not hide how many models the rows were given to
     assert [variant.models for variant in variants_of([one, own])] == [1, 3]
     (counts,) = own.count_tables("test").values()

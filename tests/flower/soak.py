@@ -31,7 +31,7 @@ from equifed.flower.memory import MOST_EXCHANGES, exchange_number
 from equifed.protocol import Method, Stage
 from equifed.simulation import Training
 from equifed.simulator import Evaluator, Reference, State, make_tables
-from equifed.simulator.engine import Exchange
+from equifed.simulator.engine import ExchangeResult
 from flower.hostile import Attack, of_evaluation, of_joining, of_numbers, of_record, of_words
 from flower.inprocess import Nodes, answer, federate, nodes, setting, write_files
 
@@ -312,7 +312,7 @@ class WithoutSome(Reference):
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
+    ) -> ExchangeResult:
         ids = self.job.runs[0].federation.ids
         here = [[self.plan[round - 1].get(ids[k], Part()).trains for k in cohort] for cohort in cohorts]
         return super().exchange(state, stage, position, step, round, cohorts, present & np.array(here))

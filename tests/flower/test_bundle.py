@@ -60,7 +60,7 @@ def test_nothing_of_anybody_else_is_in_it_and_no_path_of_this_machine(federation
     done = invoke("bundle", federation.path, silo, "--out", tmp_path / "own.tar.gz")
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(tmp_path / "own.tar.gz")
-    assert f"It holds the private key of {silo}" in done.stderr
+    assert f"It contains the private key of {silo}" in done.stderr
     assert stat.S_IMODE((tmp_path / "own.tar.gz").stat().st_mode) == 0o600
     found = everything(tmp_path / "own.tar.gz")
     whole = b"\0".join([name.encode() + b"\0" + content for name, content in found.items()])
@@ -158,7 +158,7 @@ def test_the_node_starts_from_its_bundle_alone(federation: Folder, tmp_path: Pat
     place_programs(own)
     secure = federation.config().run.secure
     missing = [(own / "data" / "south.parquet", "Put the silo's file there")]
-    missing += [(own / "roster.json", "README.md says how the silo makes it")] if secure else []
+    missing += [(own / "roster.json", "README.md describes how the silo makes it")] if secure else []
     for file, says in missing:
         done = start(own)
         assert done.returncode == 1
@@ -218,7 +218,7 @@ def plain(tmp_path: Path, schema: Schema) -> Folder:
         (["fed", "nroth"], "Unknown silo 'nroth'. Did you mean 'north'? Known: north, south, west."),
         (["fed", "../fed"], "Unknown silo '../fed'"),
         (["elsewhere", "north"], "elsewhere is not the folder of a federation"),
-        (["fed", "north", "--out", "taken"], "taken is there already; nothing is overwritten"),
+        (["fed", "north", "--out", "taken"], "taken exists and is not overwritten"),
     ],
 )
 def test_mistakes_of_the_command(plain: Folder, tmp_path: Path, monkeypatch, words: list[str], says: str):
@@ -239,10 +239,10 @@ def test_by_default_it_is_named_after_the_silo(plain: Folder, tmp_path: Path, mo
 def test_a_key_that_is_not_the_silos_any_more_is_not_sent(plain: Folder, tmp_path: Path):
     write_key_pair(tmp_path / "at north", "north")
     plain.public_key("north").write_bytes((tmp_path / "at north" / "north.pub").read_bytes())
-    with pytest.raises(ConfigError, match=r"is not the private key of north\.pub beside it"):
+    with pytest.raises(ConfigError, match=r"is not the private key of north\.pub in the same folder"):
         write_bundle(plain, "north", tmp_path / "north.tar.gz")
     plain.key("north").write_text("nonsense")
-    with pytest.raises(ConfigError, match="is no private key in OpenSSH's form"):
+    with pytest.raises(ConfigError, match="is not a private key in OpenSSH's form"):
         write_bundle(plain, "north", tmp_path / "north.tar.gz")
     assert not write_bundle(plain, "north", tmp_path / "north.tar.gz", key=False).key
 
@@ -262,7 +262,7 @@ def test_a_path_of_this_machine_stops_it(plain: Folder, tmp_path: Path, where: s
 
 def test_a_folder_of_an_earlier_version_says_what_it_lacks(plain: Folder, tmp_path: Path):
     (plain.for_silo("north") / "node.sh").unlink()
-    with pytest.raises(ConfigError, match=r"node\.sh is not there, which the bundle of north needs"):
+    with pytest.raises(ConfigError, match=r"The bundle of north needs .*node\.sh, which does not exist"):
         write_bundle(plain, "north", tmp_path / "north.tar.gz")
 
 

@@ -100,7 +100,7 @@ def test_what_is_said_of_a_clock_is_what_flower_does() -> None:
 
     for ahead in (-400, -305.5, -304.5, -100, 0, 4.5, 5.5, 60):
         allowed = flower.MIN_TIMESTAMP_DIFF < -ahead < flower.MAX_TIMESTAMP_DIFF
-        assert (clock.complaint(ahead) == "") is allowed, ahead
+        assert (clock.describe_offset(ahead) == "") is allowed, ahead
 
 
 def test_a_clock_that_is_years_off_does_not_find_the_certificate_invalid(
@@ -136,11 +136,11 @@ def test_who_cannot_be_compared_with_is_said(
     write_certificates(tmp_path / "other", "127.0.0.1")
     with served(certificates) as port, pytest.raises(RunError, match="certificate verify failed"):
         clock.seconds_ahead("127.0.0.1", port, tmp_path / "other" / "ca.crt")
-    with pytest.raises(ConfigError, match=r"none\.crt is not a certificate that can be read: No such file"):
+    with pytest.raises(ConfigError, match=r"The certificate .*none\.crt cannot be read: No such file"):
         clock.seconds_ahead("127.0.0.1", port, tmp_path / "none.crt")
     assert compare(0, authority) == (
         2,
-        "Error: The server is named as HOST:PORT, such as federation.example.org:8000, not as '127.0.0.1:0'.",
+        "Error: The server '127.0.0.1:0' is not of the form HOST:PORT, such as federation.example.org:8000.",
     )
 
 
@@ -197,9 +197,9 @@ def test_a_node_is_started_again_whatever_it_ends_with(tmp_path: Path, certifica
     lines = [line for line in said.splitlines() if line.startswith(("This clock", "The node"))]
     assert [line.partition(" s ahead")[0].rstrip("0123456789") for line in lines] == [
         "This clock is ",
-        "The node has ended with exit code 0, and is started again in 10 s.",
+        "The node has ended with exit code 0 and is restarted in 10 s.",
         "This clock is ",
-        "The node has ended with exit code 7, and is started again in 10 s.",
+        "The node has ended with exit code 7 and is restarted in 10 s.",
         "This clock is ",
     ]
 
@@ -218,7 +218,7 @@ def test_a_server_that_cannot_be_asked_keeps_no_node_from_starting(tmp_path: Pat
 def test_the_guide_has_what_flower_allows() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
     (ahead, behind) = re.findall(r"more than (\d+) seconds ahead of the server's or (\d+) behind", page)[0]
-    assert clock.complaint(float(ahead) + 0.1)
-    assert not clock.complaint(float(ahead) - 0.1)
-    assert clock.complaint(-float(behind) - 0.1)
-    assert not clock.complaint(-float(behind) + 0.1)
+    assert clock.describe_offset(float(ahead) + 0.1)
+    assert not clock.describe_offset(float(ahead) - 0.1)
+    assert clock.describe_offset(-float(behind) - 0.1)
+    assert not clock.describe_offset(-float(behind) + 0.1)

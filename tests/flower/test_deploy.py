@@ -184,7 +184,7 @@ def test_ctrl_c_stops_everything_and_resume_finishes_the_run(long, command):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=WAIT)
     assert process.returncode == 130, said
-    assert "everything is stopped" in said
+    assert "all programs are stopped" in said
     assert left_behind(folder.path) == []
     (run,) = (path.name for path in folder.runs.glob("*/"))
     assert status(folder, run) == "interrupted"

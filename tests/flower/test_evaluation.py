@@ -13,7 +13,7 @@ from flwr.app import Array, Message, RecordDict
 import equifed as ef
 from equifed import methods
 from equifed.data import Schema
-from equifed.flower.evaluation import _disclose, read, together, withheld
+from equifed.flower.evaluation import _disclose, combine, read, withheld
 from equifed.flower.records import EVALUATION, BadMessage
 from equifed.flower.silo import SiloApp
 from equifed.metrics.calibration import BINS, EDGES, histograms
@@ -91,7 +91,7 @@ def test_rows_of_unknown_group_are_withheld_like_a_group() -> None:
     clients = [
         read(RecordDict({EVALUATION: each}), binary(), rows) for each, rows in ((told, 409), (small, 364), (none, 360))
     ]
-    scores = together(clients, binary())
+    scores = combine(clients, binary())
     assert scores["test"].unknown[0].tolist() == [[10, 12], [13, 14]]
     assert np.isnan(scores["clients"].unknown[1]).all()
     with pytest.raises(BadMessage, match="counts 409 test rows where it has 400"):
@@ -126,7 +126,7 @@ def test_the_servers_sums_are_of_what_is_shown() -> None:
     sent = [scored([[[10, 30], [9, 200]], [[12, 11], [50, 60]]]), scored([[[20, 20], [20, 20]], [[1, 1], [30, 40]]])]
     contents = [RecordDict({EVALUATION: withheld(each, 10)}) for each in sent]
     clients = [*(read(content, task, rows) for content, rows in zip(contents, (382, 152), strict=True)), None]
-    scores = together(clients, task)
+    scores = combine(clients, task)
     assert scores["test"].counts[0].tolist() == [[[20, 20], [20, 20]], [[12, 11], [50, 60]]]
     assert scores["test"].predicted[0].tolist() == [[19 + 40, 230 + 40], [62 + 31, 71 + 41]]
     assert np.isnan(scores["clients"].counts[0, 0]).all()
@@ -148,7 +148,7 @@ def test_nothing_is_said_of_groups_one_of_which_is_withheld(hidden: bool) -> Non
     ]
     sent = [RecordDict({EVALUATION: withheld(scored(each), 10 if hidden else 0)}) for each in tables]
     rows = [int(np.sum(each)) for each in tables]
-    scores = together([read(*each) for each in zip(sent, [binary(3)] * 2, rows, strict=True)], binary(3))
+    scores = combine([read(*each) for each in zip(sent, [binary(3)] * 2, rows, strict=True)], binary(3))
     frame = metrics_frame([(1, 0, scores)], Three(), [{"method": "fedavg", "seed": 0}])
     values = frame[frame["scope"] == "global"].set_index("metric")["value"]
     between = ["worst_group_accuracy", "accuracy_difference", "equal_opportunity_difference", "discrimination_index"]
@@ -177,7 +177,7 @@ def test_nothing_is_said_of_groups_one_of_which_is_withheld(hidden: bool) -> Non
         ("unknown", lambda counts: counts + 1, "counts 204 test rows where it has 200"),
         ("predicted", lambda counts: counts[:, ::-1].copy(), "contradicts itself"),
         ("predicted", lambda counts: counts * 0 - 1, "contradicts itself"),
-        ("loss", lambda loss: -loss, "losses in its evaluation that its rows cannot have"),
+        ("loss", lambda loss: -loss, "impossible losses in its evaluation"),
         ("loss", lambda loss: loss * np.nan, "NaN or Inf"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_silo_can_ask_for_more(silos: Path, tmp_path: Path) -> None:
     careful = federate(made, Nodes(SiloApp(made), configs), tmp_path, "careful")
     assert careful.info["federation"]["withheld"] == {"c": ALL}
     assert (
-        "c withholds how right its predictions are for f, m and what they are for f, m: the counts are too small to be "
+        "c withholds the confusion counts for f, m and the prediction counts for f, m: they are too small to be "
         "disclosed."
     ) in map(str, careful.notes)
     assert Note("disclosed", {"rows": 21, "of": 35}) in careful.notes

@@ -24,8 +24,8 @@ from equifed.flower.memory import Memory
 from equifed.flower.records import BadMessage
 from equifed.flower.server import standardisation
 from equifed.flower.silo import SiloApp
-from equifed.report.silos import Silos
 from equifed.store import RunFolder, Store
+from equifed.verdict.silos import Silos
 from flower.inprocess import (
     GROUPS,
     Nodes,
@@ -78,9 +78,9 @@ BIAS = "update.0.bias"
 LIES: dict[str, tuple[Callable[[Message], Message], str]] = {
     "nan": (lambda reply: with_field(reply, BIAS, lambda v: v * np.nan), f"has NaN or Inf in {BIAS}"),
     "infinite": (lambda reply: with_field(reply, BIAS, lambda v: v + np.inf), f"has NaN or Inf in {BIAS}"),
-    "broadcasting": (lambda reply: with_field(reply, BIAS, lambda v: v[:1]), "of shape [1] where [3] belongs"),
-    "scalar": (lambda reply: with_field(reply, BIAS, lambda v: v[0]), "of shape [] where [3] belongs"),
-    "double": (lambda reply: with_field(reply, BIAS, lambda v: v.astype(float)), "type float64 where float32 belongs"),
+    "broadcasting": (lambda reply: with_field(reply, BIAS, lambda v: v[:1]), "of shape [1]; expected [3]"),
+    "scalar": (lambda reply: with_field(reply, BIAS, lambda v: v[0]), "of shape []; expected [3]"),
+    "double": (lambda reply: with_field(reply, BIAS, lambda v: v.astype(float)), "type float64; expected float32"),
     "negative": (lambda reply: with_field(reply, "rows", lambda v: -v), "has rows outside 0 to 37"),
     "too many": (lambda reply: with_field(reply, "rows", lambda v: v * 100), "has rows outside 0 to 37"),
     "names": (rename, "has the fields xrows, xupdate.0.bias"),
@@ -297,7 +297,7 @@ def test_a_silo_that_missed_setup_stays_out_and_is_counted_right(silos: Path, tm
     assert found.log[["replied", "dropped", "rejected"]].to_numpy().tolist() == [[5, 1, 0]] * 3
     (note,) = (str(note) for note in found.notes if note.kind == "did-not-answer")
     assert note.startswith("c did not answer before round 1 and in rounds 1 to 3 (")
-    assert "was not here in the exchanges before round 1, which the method needs" in note
+    assert "missed the exchanges before round 1, which the method needs" in note
     assert ("c", "train.train") not in grid.sent
 
 
@@ -397,14 +397,14 @@ def test_a_runs_name_is_no_path(run: str, silos: Path, tmp_path: Path) -> None:
     """Neither the server nor a silo writes outside its folder, whoever asks."""
     made = setting(silos)
     if run:
-        with pytest.raises(ConfigError, match="no name for a folder"):
+        with pytest.raises(ConfigError, match="not a safe folder name"):
             federate(made, nodes(made), tmp_path / "runs", run)
     be_the_server()
     grid = nodes(made, state=str(tmp_path / "state" / "deep"))
     node = next(iter(grid.contexts))
     asked = RecordDict({"about": ConfigRecord({"app": made.digest, "run": run})})
     reply = answer(grid.app, Message(asked, node, "query.join"), grid.contexts[node])
-    assert "which is no name for a folder" in str(reply.content["about"]["refused"])
+    assert "which is not a safe folder name" in str(reply.content["about"]["refused"])
     assert not (tmp_path / "state").exists()
 
 
@@ -420,7 +420,7 @@ def test_memory_that_is_gone_is_said(silos: Path, tmp_path: Path) -> None:
         federate(made, nodes(made, kill), tmp_path)
     resumed = federate(made, nodes(made), tmp_path)  # nodes without a state folder
     assert resumed.log["replied"].tolist() == [6, 6, 0]
-    assert "memory that this method keeps at the silo is not there" in resumed.rejections["reason"].iloc[0]
+    assert "state that this method keeps at the silo is missing" in resumed.rejections["reason"].iloc[0]
 
 
 def test_a_memory_of_one_tensor_twice(tmp_path: Path) -> None:
@@ -522,7 +522,7 @@ def test_a_row_that_does_not_fit_is_named_without_its_value(tmp_path: Path, capl
     made = setting(tmp_path, run={"clients-per-round": 6}, flower={"min-replies": 6, "join-deadline": 0.2})
     said = refused_to_join(made, nodes(made), tmp_path / "more")
     assert "Only 5 of 6 silos joined and at least 6 are needed." in said
-    assert "b: its file does not fit the schema: Column 'bought', row 7 (its own log says why)." in said
+    assert "b: its file does not fit the schema: Column 'bought', row 7 (see the silo's log)." in said
     assert "secret" not in said
     assert "'secret' is not a known class" in caplog.text  # the silo's own log
 
@@ -588,15 +588,15 @@ def test_who_cannot_join(silos: Path, tmp_path: Path) -> None:
     )
     stranger = [*configs[:5], {"client-id": "z"}]
     said = refused_to_join(everyone, Nodes(SiloApp(everyone), stranger), tmp_path)
-    assert "f: not connected. Also here: a node that calls itself 'z'." in said
+    assert "f: not connected. Also connected: a node that calls itself 'z'." in said
     twice = [*configs[:5], configs[0]]
     said = refused_to_join(everyone, Nodes(SiloApp(everyone), twice), tmp_path)
-    assert "f: not connected. Also here: a node that calls itself 'a'." in said
+    assert "f: not connected. Also connected: a node that calls itself 'a'." in said
     nameless = [*configs[:5], {"data": configs[5]["data"]}]
     assert "f: not connected" in refused_to_join(everyone, Nodes(SiloApp(everyone), nameless), tmp_path)
     lost = [*configs[:5], {"client-id": "f", "data": str(tmp_path / "nothing.parquet")}]
     said = refused_to_join(everyone, Nodes(SiloApp(everyone), lost), tmp_path)
-    assert "f: its file cannot be used (its own log says why)." in said
+    assert "f: its file cannot be used (see the silo's log)." in said
 
 
 def test_a_silo_may_come_back_as_another_node(silos: Path, tmp_path: Path) -> None:
@@ -643,13 +643,13 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "where", "reason"),
     [
-        ({"run": {"seeds": [0, 1]}}, "run.seeds", "one run"),
-        ({"sweep": {"mu": [0.1, 1]}, "method": {"name": "fedprox"}}, "sweep", "one run"),
-        ({"data": {"validation": 0.2, "validation-file": None}}, "data.validation", "holds none of the silos' rows"),
+        ({"run": {"seeds": [0, 1]}}, "run.seeds", "a single run"),
+        ({"sweep": {"mu": [0.1, 1]}, "method": {"name": "fedprox"}}, "sweep", "a single run"),
+        ({"data": {"validation": 0.2, "validation-file": None}}, "data.validation", "does not hold the silos' rows"),
         (
             {"data": {"schema": None, "label": "bought", "sensitive": "sex"}},
             "data.schema",
-            "no silo sees the others' columns",
+            "a silo does not see the other silos' columns",
         ),
         ({"method": {"name": "centralized-kernel"}}, "method.name", "in one place"),
         ({"run": {"dropout": 0.2}}, "run.dropout", "drop out by themselves"),
@@ -657,9 +657,9 @@ def test_standardisation_is_that_of_all_training_rows(silos: Path) -> None:
         (
             {"run": {"secure": True}, "data": {"files": {"a": "a.parquet", "b": "b.parquet"}, "client-groups": None}},
             "run.secure",
-            "needs at least 3 silos, and there are 2",
+            "needs at least 3 silos, got 2",
         ),
-        ({"flower": {"min-replies": 5}}, "flower.min-replies", "5 replies can never come from 4 clients"),
+        ({"flower": {"min-replies": 5}}, "flower.min-replies", "5 replies are impossible with 4 clients"),
     ],
 )
 def test_what_no_federation_can_do(sections: dict, where: str, reason: str, silos: Path, tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def test_nothing_that_names_a_person_leaves_in_the_app_or_a_bundle(tmp_path, sou
     # the names of columns are no secret, and why each was left out is said
     assert {"name", "record", "admitted", "note"} <= said["left_out"].keys()
     assert not {"name", "record", "admitted", "note"} & set(said["inputs"])
-    assert "Left out: record: " in done.stderr
+    assert "Not used: record: " in done.stderr
     assert "Inputs: illness, weight" in done.stderr
     schema = Schema.from_json((made.app / "schema.json").read_text())
     assert {each.column: each.reason for each in schema.left_out} == said["left_out"]
@@ -372,8 +372,8 @@ def test_nothing_that_names_a_person_leaves_in_the_app_or_a_bundle(tmp_path, sou
 def test_the_readme_says_from_how_many_rows_on_the_schema_tells(tmp_path, least):
     schema = Schema.infer(table(), Columns(label="cured", sensitive="sex", min_count=least))
     text = " ".join((create(tmp_path / "fed", schema=schema).path / "README.md").read_text().split())
-    assert ("What fewer than 10 rows of a table have in common was not read off it" in text) == bool(least)
-    assert ("look at it before you send it to anybody" in text) == (not least)
+    assert ("Values in fewer than 10 rows of a table are not disclosed in it" in text) == bool(least)
+    assert ("check it before you send it" in text) == (not least)
 
 
 def test_what_init_reads_off_a_table_can_be_said(tmp_path):
@@ -404,12 +404,12 @@ def test_what_init_reads_off_a_table_can_be_said(tmp_path):
     ("options", "says"),
     [
         ({"silos": ["one"]}, "at least two"),
-        ({"silos": ["a", "b", "A"]}, "a and A have the same name"),
-        ({"silos": ["a", "../b"]}, "'../b' is no good name"),
-        ({"silos": ["a", ""]}, "'' is no good name"),
-        ({"silos": ["a", "-b"]}, "'-b' is no good name"),
-        ({"silos": ["a", "Validation"]}, "'validation' is the name of a file of the server"),
-        ({"silos": ["a", "superlink"]}, "'superlink' is the name of a file of the server"),
+        ({"silos": ["a", "b", "A"]}, "a and A are the same name"),
+        ({"silos": ["a", "../b"]}, "'../b' cannot name a silo's files"),
+        ({"silos": ["a", ""]}, "'' cannot name a silo's files"),
+        ({"silos": ["a", "-b"]}, "'-b' cannot name a silo's files"),
+        ({"silos": ["a", "Validation"]}, "'validation' names a file of the server"),
+        ({"silos": ["a", "superlink"]}, "'superlink' names a file of the server"),
         ({"method": "fedavgg"}, "Did you mean 'fedavg'"),
         ({"method": "fair-fate+xx"}, "wrapper"),
         ({"method": "centralized-kernel"}, "trains on the rows of all clients in one place"),
@@ -438,7 +438,7 @@ def test_a_method_that_cannot_learn_the_label_is_refused(tmp_path):
 
 def test_nothing_is_overwritten(tmp_path, schema, federation):
     before = federation.key("north").read_bytes()
-    with pytest.raises(ConfigError, match="is not empty; nothing is overwritten"):
+    with pytest.raises(ConfigError, match="is not empty and is not overwritten"):
         create(federation.path, schema=schema)
     assert federation.key("north").read_bytes() == before
     (tmp_path / "file").touch()
@@ -467,7 +467,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--label", "cured"], 2, "--label: of which table?"),
+        (["--label", "cured"], 2, "--label: needs a table"),
         (["--table", "own.csv"], 2, "--table needs --label COLUMN and --sensitive COLUMN"),
         (
             ["--table", "own.csv", "--label", "curd", "--sensitive", "sex"],
@@ -480,20 +480,24 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, schema, monkeypatch):
         ([*OWN, "--missing", "guess"], 2, "Unknown rule for missing values 'guess'"),
         ([*OWN, "--drop", "age,ward"], 3, "The table has no input column"),
         ([*OWN, "--table", "other/own.csv"], 2, "Two silo files are called 'own'"),
-        (["--min-count", "5", "--drop", "age"], 2, "--drop, --min-count: of which table?"),
+        (["--min-count", "5", "--drop", "age"], 2, "--drop, --min-count: needs a table"),
         (["--summary", "none.json"], 3, "none.json: There is no such file"),
         (["--summary", "own.csv"], 2, "own.csv: Not a valid summary"),
-        (["--summary", "own.csv", "--label", "cured"], 2, "--label: the summaries say that already"),
+        (["--summary", "own.csv", "--label", "cured"], 2, "--label: the summaries define this already"),
         (
             ["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--positive", "maybe"],
             3,
             "no value 'maybe'",
         ),
         (["--table", "none.csv", "--label", "cured", "--sensitive", "sex"], 3, "none.csv: There is no such file"),
-        (["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"], 2, "Give one of them"),
+        (
+            ["--table", "own.csv", "--label", "cured", "--sensitive", "sex", "--schema", "s.json"],
+            2,
+            "Give only one",
+        ),
         (["--schema", "none.json"], 3, "none.json: There is no such file"),
         (["--schema", "own.csv"], 2, "Not a valid schema"),
-        (["--silos", "a,b,a"], 2, "have the same name"),
+        (["--silos", "a,b,a"], 2, "are the same name"),
     ],
 )
 def test_mistakes_of_the_command(tmp_path, monkeypatch, options, code, says):
@@ -543,7 +547,7 @@ def test_a_run_needs_a_superlink(federation):
     for silo in federation.silos():
         federation.data(silo).touch()
     done = invoke("run", federation.path)
-    assert f"or have everything started on this machine: equifed flower run {federation.path} --local" in done.stderr
+    assert f"or run everything on this machine: equifed flower run {federation.path} --local" in done.stderr
 
 
 def test_all_programs_here_need_all_rows_and_keys_here(federation):
@@ -562,7 +566,7 @@ def test_a_demo_leaves_a_folder_of_somebody_else_alone(tmp_path, federation):
     (tmp_path / "mine" / "thesis.tex").touch()
     done = invoke("demo", "--folder", tmp_path / "mine")
     assert done.exit_code == 2
-    assert "is not empty; nothing is overwritten" in done.stderr
+    assert "is not empty and is not overwritten" in done.stderr
     done = invoke("demo", "--folder", federation.path)
     assert done.exit_code == 2
     assert (
@@ -589,4 +593,4 @@ def test_resuming_where_there_is_nothing_to_resume(trial):
     elsewhere = (trial.runs / run).rename(trial.path / "elsewhere" / run)
     done = invoke("resume", trial.path, elsewhere)
     assert done.exit_code == 2
-    assert "is no run of this federation" in done.stderr
+    assert "is not a run of this federation" in done.stderr

@@ -37,7 +37,7 @@ from equifed.flower.journal import Journal
 from equifed.flower.memory import MOST_EXCHANGES, exchange_number
 from equifed.flower.silo import SiloApp
 from equifed.notes import Note
-from equifed.protocol import STAGES, Data, Method, Phase, Record, unchanged
+from equifed.protocol import STAGES, Data, Method, Phase, Record, ignore_replies
 from equifed.secure import Masked, Silo
 from equifed.simulation import Simulation
 from equifed.simulator import Job
@@ -101,14 +101,14 @@ def test_a_secure_federation_equals_the_reference_engine_bit_for_bit(
     expected = simulate(secure, tmp_path / "runs")
     assert_same_bits(found, expected)
     for k, silo in enumerate(secure.silos):
-        there = tree.named(tree.take(expected.final_states[3].clients, k))
+        there = tree.to_named(tree.take(expected.final_states[3].clients, k))
         for name, value in memory_of(grid, silo).items():
             assert torch.equal(value, there[name]), (silo, name)
 
 
 def assert_same_bits(found: ef.Result, expected: ef.Result) -> None:
     (run,) = found.final_states
-    states = [tree.named(result.final_states[run].server) for result in (found, expected)]
+    states = [tree.to_named(result.final_states[run].server) for result in (found, expected)]
     assert states[0].keys() == states[1].keys()
     for name, value in states[1].items():
         assert states[0][name].numpy().tobytes() == value.numpy().tobytes(), name
@@ -180,7 +180,7 @@ def test_whoever_is_gone_before_or_after_masking(method: Method, silos: Path, tm
     assert found.log[applied][columns].to_numpy().tolist() == expected.log[applied][columns].to_numpy().tolist()
     assert found.log["late"].fillna(0).tolist()[:3] == [0, 0, len(method.round)]
     assert obstacles(tmp_path / "runs") == [
-        "4 of 5 clients helped to unmask the sum, 5 are needed when one of the cohort is gone",
+        "4 of 5 clients helped to unmask the sum, 5 are needed when a client of the cohort has dropped out",
         "4 of 6 masked replies came, 5 are needed",
         "4 of 6 clients helped to unmask the sum, 5 are needed",
     ]
@@ -201,7 +201,7 @@ def test_a_silo_that_refuses_its_own_reply_counts_as_gone(silos: Path, tmp_path:
     grid.apps = {"a": SiloApp(strict)}
     found = federate(secure, grid, tmp_path / "runs")
     assert found.rejections[["client", "answered"]].to_numpy().tolist() == [["a", True]] * 2
-    assert set(found.rejections["reason"]) == {"its reply has update out of bounds (its own log says how far)"}
+    assert set(found.rejections["reason"]) == {"its reply has update out of bounds (see the silo's log)"}
     assert_same_bits(found, simulate(secure, tmp_path / "runs", {1: {"a"}, 2: {"a"}}))
 
 
@@ -243,7 +243,7 @@ def test_false_shares_are_left_out_and_their_sender_is_named(silos: Path, tmp_pa
     assert found.log["applied"].tolist() == [True, False, True]
     (reason,) = obstacles(tmp_path / "runs")
     assert reason.startswith("the mask of c could not be rebuilt from the 5 shares that came")
-    assert "a sent false shares of masks, which were left out, in round 1." in map(str, found.notes)
+    assert "a sent false mask shares, which were ignored, in round 1." in map(str, found.notes)
     assert_same_bits(found, simulate(secure, tmp_path / "runs", {}, {2: {"a", "b"}}))
 
 
@@ -262,7 +262,7 @@ def test_a_sum_that_nobody_honest_can_have_is_not_applied(
     found = federate(secure, nodes(secure, state=str(tmp_path / "state")), tmp_path / "runs")
     assert found.log["applied"].tolist() == [True, False, True]
     assert obstacles(tmp_path / "runs") == [
-        "one of the clients sent what it cannot have: no honest ones add up to the rows of train"
+        "at least one client sent impossible values: honest replies cannot add up to the rows of train"
     ]
     assert not len(found.rejections)
     monkeypatch.setattr(Silo, "mask", honest)
@@ -347,11 +347,11 @@ def test_a_silo_never_answers_plainly(silos: Path, tmp_path: Path) -> None:
     reasons = {what: reason.removeprefix("its reply cannot be made: ") for what, reason in grid.refused.items()}
     assert reasons == {
         "plainly": "its reply has no record 'secure'",
-        "as another exchange": "the exchange has a number that belongs to another",
+        "as another exchange": "the exchange has the number of another one",
         "as another round": "the run has no such round",
-        "with one other": "the exchange has 2 silos, and a sum over fewer than 3 hides nobody",
-        "with another key": "the server shows another key of this silo than its own: "
-        "its state folder was lost, or it lies",
+        "with one other": "the exchange has 2 silos, and a sum over fewer than 3 hides no silo's reply",
+        "with another key": "the server has another key for this silo: "
+        "its state folder was lost, or the server is malicious",
     }
 
 
@@ -500,7 +500,7 @@ class Silent(methods.FedAvg):
         def look(down: Record, state: Any, data: Data) -> tuple[Record, Any]:
             return {}, state
 
-        return (Phase("look", (), (), look, unchanged), *super().round)
+        return (Phase("look", (), (), look, ignore_replies), *super().round)
 
 
 def live(secure: Setting, grid: Mortal, runs: Path, at: int | None, manner: str = "kill") -> ef.Result | None:

@@ -52,7 +52,7 @@ def unmasked(content: RecordDict, kind: str, like: Numbers) -> Numbers:
 def sizes_by_kffl(said: Numbers, round: int = 1) -> np.ndarray:
     """Rows of the two groups: `sum_s` adds up one of two vectors for each row, both of which follow from the seed."""
     draw = methods.KFFL().round[0].draws["phi_s"]
-    (made,) = randomness.draws(SEED, round, {"phi_s": draw}, SimpleNamespace(sensitive_size=1)).values()  # type: ignore[arg-type]
+    (made,) = randomness.make_draws(SEED, round, {"phi_s": draw}, SimpleNamespace(sensitive_size=1)).values()  # type: ignore[arg-type]
     vectors = phi(torch.tensor([[0.0], [1.0]]), torch.from_numpy(made).float(), methods.KFFL().kernel_width)
     sizes, *_ = np.linalg.lstsq(vectors.numpy().astype(float).T, said["sum_s"].astype(float))
     return np.rint(sizes)
@@ -191,7 +191,7 @@ def test_the_difference_of_two_sums_is_the_silo_that_was_missing(
 ) -> None:
     """What secure sums do not hide: docs/privacy.md says so."""
     made = secure_setting(silos, methods.KFFL(), flower={"deadline": 0.05})
-    sums, honest = {}, secure_engine.summed
+    sums, honest = {}, secure_engine.sum_replies
 
     def listening(link, journal, question, *args, **more):
         done = honest(link, journal, question, *args, **more)
@@ -203,7 +203,7 @@ def test_the_difference_of_two_sums_is_the_silo_that_was_missing(
         asked = message.content["about"].get("round"), message.metadata.message_type
         return None if silo == "b" and asked == (2, "train.fair1") else reply
 
-    monkeypatch.setattr(secure_engine, "summed", listening)
+    monkeypatch.setattr(secure_engine, "sum_replies", listening)
     grid = keyed_nodes(made, None, tmp_path / "state", fault=fault)
     federate(made, grid, tmp_path / "runs")
     open_to_all = setting(silos, methods.KFFL(), run=EVERYONE | {"rounds": 1})

@@ -18,7 +18,7 @@ import equifed as ef
 from equifed import methods
 from equifed.data import Schema
 from equifed.fixed_point import LIMBS, OutOfRange
-from equifed.flower.evaluation import integers, of_all, size, together
+from equifed.flower.evaluation import combine, decode_total, integers, size
 from equifed.flower.records import BadMessage
 from equifed.metrics.calibration import BINS
 from equifed.metrics.scored import Scored
@@ -78,7 +78,7 @@ def test_the_sum_gives_what_single_replies_give(kind: str) -> None:
     clients = [scored(task, rows) for rows in (400, 0, 37, 1)]
     total = np.sum([integers(each, task, 4) for each in clients], axis=0)
     assert total.shape == (size(task),)
-    found, expected = (together(each, task)["test"] for each in ([of_all(total, task, 3000, 0)], clients))
+    found, expected = (combine(each, task)["test"] for each in ([decode_total(total, task, 3000, 0)], clients))
     for name, value in expected._asdict().items():
         other = getattr(found, name)
         if name in ("counts", "predicted", "unknown"):
@@ -93,7 +93,7 @@ def test_only_totals_are_looked_at_for_small_counts() -> None:
     task = task_of("binary")
     clients = [scored(task, 24) for _ in range(5)]
     total = np.sum([integers(each, task, 5) for each in clients], axis=0)
-    found = of_all(total, task, 300, 10)
+    found = decode_total(total, task, 300, 10)
     np.testing.assert_array_equal(found.counts[0], np.sum([each.counts[0] for each in clients], axis=0))
     few = clients[0].counts[0].copy()
     few[1] = [[9, 40], [40, 40]]
@@ -101,7 +101,7 @@ def test_only_totals_are_looked_at_for_small_counts() -> None:
     small = small._replace(
         **{name: np.zeros_like(getattr(small, name)) for name in ("calibration", "unknown_calibration")}
     )
-    withheld = of_all(integers(small, task, 5), task, 3000, 10)
+    withheld = decode_total(integers(small, task, 5), task, 3000, 10)
     assert np.isnan(withheld.counts[0, 1]).all()
     assert np.isnan(withheld.loss[0, 1]).all()
     assert withheld.predicted[0, 1].tolist() == [49, 80]
@@ -111,20 +111,20 @@ def test_only_totals_are_looked_at_for_small_counts() -> None:
 def test_totals_that_no_rows_have_are_refused(kind: str) -> None:
     task = task_of(kind)
     one = integers(scored(task, 50), task, 3)
-    of_all(one, task, 125, 0)
+    decode_total(one, task, 125, 0)
     with pytest.raises(BadMessage, match="counts 125 test rows where it has 124"):
-        of_all(one, task, 124, 0)
+        decode_total(one, task, 124, 0)
     lie = one.copy()
     lie[0] = -1
     with pytest.raises(BadMessage, match="negative counts"):
-        of_all(lie, task, 125, 0)
+        decode_total(lie, task, 125, 0)
     classes, bins = max(task.num_classes, 1), 0 if kind == "regression" else BINS
     loss = 3 * classes**2 + 3 * bins * 2 + (LIMBS - 1 if kind == "regression" else 0)
     for wrong in (-(2**61), 2**61):
         lie = one.copy()
         lie[loss] = wrong
-        with pytest.raises(BadMessage, match="losses in its evaluation that its rows cannot have"):
-            of_all(lie, task, 125, 0)
+        with pytest.raises(BadMessage, match="impossible losses in its evaluation"):
+            decode_total(lie, task, 125, 0)
 
 
 def test_what_a_sum_does_not_hold_is_refused_at_the_silo() -> None:

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from equifed import Columns
 from equifed.cli.app import app
-from equifed.cli.flower_runs import _local
+from equifed.cli.flower_runs import _local_command
 from equifed.config import load_config
 from equifed.data import Schema
 from equifed.errors import ConfigError
 from equifed.flower.agreement import Setting
 from equifed.flower.deployment.credentials import write_key_pair
 from equifed.flower.deployment.folder import Folder, create
-from equifed.methods import summing
+from equifed.methods import summable_names
 from equifed.secure import Refused, Roster, sign
 from flower.test_folder import table
 
@@ -86,8 +86,8 @@ def test_without_secure_nothing_is_said_of_it(tmp_path: Path, schema: Schema) ->
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"silos": ["a", "b"]}, "a sum over fewer than 3 silos hides nobody, and 2 are named"),
-        ({"method": "fcfl"}, f"which fcfl needs. Methods that work with it: {', '.join(summing())}."),
+        ({"silos": ["a", "b"]}, "secure sums need at least 3 silos, got 2"),
+        ({"method": "fcfl"}, f"which fcfl needs. Methods that work with secure sums: {', '.join(summable_names())}."),
     ],
 )
 def test_what_cannot_be_summed_is_refused(tmp_path: Path, schema: Schema, options: dict, says: str) -> None:
@@ -120,7 +120,7 @@ def test_the_roster_command(tmp_path: Path, keys: list[Path]) -> None:
     assert listed == {file.stem: file.read_text().strip() for file in keys}
     again = invoke("roster", tmp_path / "roster.json", *keys)
     assert again.exit_code == 2
-    assert "is there already; nothing is overwritten" in again.stderr
+    assert "exists and is not overwritten" in again.stderr
 
 
 @pytest.mark.parametrize("wrong", ["twice", "private", "missing", "one key", "no name"])
@@ -140,7 +140,7 @@ def test_mistakes_of_the_roster_command(tmp_path: Path, keys: list[Path], wrong:
         "private": "one for each silo",
         "missing": "cannot be read",
         "one key": "has one key for 'south' and 'east'",
-        "no name": "'bad' is no public key on an elliptic curve",
+        "no name": "'bad' is not a public key on an elliptic curve",
     }
     done = invoke("roster", tmp_path / "roster.json", *files[wrong])
     assert done.exit_code == 2, done.output
@@ -152,6 +152,6 @@ def test_a_run_that_was_ended_while_silos_joined_is_started_anew(tmp_path: Path)
     """Its folder is there, because secure sums keep a journal, but it is no run that could be resumed."""
     folder = Folder(tmp_path)
     (folder.runs / "run" / "sums").mkdir(parents=True)
-    assert _local(folder, "run") == f"run {tmp_path} --local"
+    assert _local_command(folder, "run") == f"run {tmp_path} --local"
     (folder.runs / "run" / "status.json").touch()
-    assert _local(folder, "run").startswith("resume")
+    assert _local_command(folder, "run").startswith("resume")

@@ -15,7 +15,7 @@ from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
 from equifed.files import read_sealed
 from equifed.flower.joining import _read, integers
-from equifed.flower.link import NOT_COUNTED, Link, possible_sums, registered
+from equifed.flower.link import NOT_COUNTED, Link, is_possible_sum, registered
 from equifed.secure import sign
 from equifed.store.folder import FEDERATION
 from flower.inprocess import SIZES, be_the_server, federate, nodes, setting, write_files
@@ -60,7 +60,7 @@ def test_sums_for_standardising_are_exact() -> None:
     np.testing.assert_array_equal(found.sums, np.apply_along_axis(math.fsum, 0, sums))
     one = sums[0]
     for wrong in ((-1, 2, one), (5, -2, one), (5, 2, -one), (0, 2, one), (5, 2, one * [[1], [1e-3]])):
-        with pytest.raises(RunError, match="introduces itself with sums that no rows have"):
+        with pytest.raises(RunError, match="The joining totals are impossible"):
             _read(integers(*wrong, 3), 3)
 
 
@@ -69,9 +69,9 @@ def test_columns_of_the_largest_numbers_have_sums(rows: int) -> None:
     """All of one value, whose sums round in 64 bits: of 10^5 rows the squares add up to more than 10^5 times one."""
     x = np.full((rows, 2), MAX_STANDARDISED) * [1, -1]
     total, squares = x.sum(0), (x * x).sum(0)
-    assert possible_sums(rows, total, squares)
-    assert not possible_sums(rows, total * 1.01, squares)
-    assert not possible_sums(rows, total, squares * 1.01)
+    assert is_possible_sum(rows, total, squares)
+    assert not is_possible_sum(rows, total * 1.01, squares)
+    assert not is_possible_sum(rows, total, squares * 1.01)
 
 
 def test_min_count_is_about_the_totals(silos: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_silo_that_is_gone_at_the_sum_takes_no_part(silos: Path, tmp_path: Pat
     assert found.info["rows"]["train"] == 142 - 1  # d has one row
     lost.add("e")
     grid = keyed_nodes(made, None, tmp_path / "other", fault=fault)
-    with pytest.raises(RunError, match=r"could not be summed, without which no run begins: .* d: no reply within"):
+    with pytest.raises(RunError, match=r"could not be computed, so the run cannot begin: .* d: no reply within"):
         federate(made, grid, tmp_path / "runs", "few")
 
 
@@ -139,7 +139,7 @@ def test_a_failed_joining_is_tried_again_with_the_same_silos(silos: Path, tmp_pa
     found = federate(made, grid, tmp_path / "runs")
     assert list(found.info["federation"]["silos"]) == list("abcde")
     grid.fault, grid.gone = fault, {"f"}
-    with pytest.raises(RunError, match="could not be summed"):
+    with pytest.raises(RunError, match="could not be computed"):
         federate(made, grid, tmp_path / "runs", "later")
     grid.fault, grid.gone = None, set()  # f comes when it is settled who takes part
     found = federate(made, grid, tmp_path / "runs", "later")
@@ -162,7 +162,7 @@ def test_a_row_that_does_not_fit_is_not_numbered(tmp_path: Path, caplog: pytest.
     frame.to_parquet(tmp_path / "b.parquet")
     made = secure_setting(tmp_path)
     link = joined(made, keyed_nodes(made, None, tmp_path / "state"))
-    assert link.refused["b"] == "its file does not fit the schema: Column 'bought' (its own log says why)"
+    assert link.refused["b"] == "its file does not fit the schema: Column 'bought' (see the silo's log)"
     assert "Column 'bought', row 7: 'secret' is not a known class" in caplog.text  # the silo's own log
 
 
@@ -187,19 +187,19 @@ def known_to_flower(grid, keys: Path) -> None:
 
 
 BAD = {
-    "no key": ({"public": None}, "without a key of this run"),
-    "text": ({"public": "x" * 32}, "without a key of this run"),
-    "short": ({"public": b"x" * 31}, "without a key of this run"),
-    "long": ({"public": b"x" * 1_000_000}, "without a key of this run"),
-    "all zeros": ({"public": b"\0" * 32}, "one that hides nothing"),
-    "of low order": ({"public": b"\1" + b"\0" * 31}, "one that hides nothing"),
-    "no signature": ({"signature": None}, "something else than a signature"),
-    "number": ({"signature": 7}, "something else than a signature"),
-    "oversized": ({"signature": b"x" * 5_000_000}, "something else than a signature"),
+    "no key": ({"public": None}, "without a valid key for this run"),
+    "text": ({"public": "x" * 32}, "without a valid key for this run"),
+    "short": ({"public": b"x" * 31}, "without a valid key for this run"),
+    "long": ({"public": b"x" * 1_000_000}, "without a valid key for this run"),
+    "all zeros": ({"public": b"\0" * 32}, "without a valid key for this run"),
+    "of low order": ({"public": b"\1" + b"\0" * 31}, "without a valid key for this run"),
+    "no signature": ({"signature": None}, "an invalid signature"),
+    "number": ({"signature": 7}, "an invalid signature"),
+    "oversized": ({"signature": b"x" * 5_000_000}, "an invalid signature"),
     "empty signature": ({"signature": b""}, "that its node has not signed"),
     "random signature": ({"signature": b"x" * 103}, "that its node has not signed"),
     "own key, other signature": ({"public": bytes(range(32))}, "that its node has not signed"),
-    "min-count": ({"min-count": -1}, "no whole number"),
+    "min-count": ({"min-count": -1}, "expected a whole number"),
     "words": ({"refused": "\x1b[31mno\n" * 100_000}, "no"),
 }
 
@@ -241,9 +241,9 @@ def test_another_silos_key_or_signature_is_refused(silos: Path, tmp_path: Path, 
     known_to_flower(grid, keys)
     link = joined(made, grid, public_keys(keys))
     assert link.here == ["a", "f"]
-    assert link.refused["b"] == "introduces itself with the key of a"
+    assert link.refused["b"] == "joined with the key of a"
     for silo in "cde":
-        assert link.refused[silo] == "introduces itself with a key of this run that its node has not signed"
+        assert link.refused[silo] == "joined with a key for this run that its node has not signed"
 
 
 def test_a_key_does_not_change_within_a_run(silos: Path, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_server_in_the_middle_is_found_by_the_roster(silos: Path, tmp_path: Pa
         return reply
 
     grid.push_messages, grid.fault = push, fault
-    with pytest.raises(RunError, match="could not be summed"):  # two of six refuse: below the threshold of five
+    with pytest.raises(RunError, match="could not be computed"):  # two of six refuse: below the threshold of five
         federate(made, grid, tmp_path / "runs")
     for silo in "ab":
         assert "is not signed by the node that the roster has for it" in refusals[silo]
@@ -380,7 +380,7 @@ def test_nobody_is_slipped_in_after_the_joining(silos: Path, tmp_path: Path, key
     grid.push_messages, grid.fault = push, fault
     found = federate(made, grid, tmp_path / "runs")
     assert not found.log["applied"].any()
-    assert {*refusals.values()} == {"its reply cannot be made: 'z' was not there when the silos' rows were summed"}
+    assert {*refusals.values()} == {"its reply cannot be made: 'z' was not present when the silos' rows were summed"}
 
 
 def test_a_resumed_run_has_keys_and_totals_from_its_folder(silos: Path, tmp_path: Path, keys: Path) -> None:

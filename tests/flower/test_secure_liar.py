@@ -18,7 +18,7 @@ from equifed import methods
 from equifed.errors import RunError
 from equifed.files import read_sealed
 from equifed.flower.agreement import Setting
-from equifed.flower.masks import read_asking, read_masked, read_telling, unmasking
+from equifed.flower.masks import pack_unmasking, read_answer, read_asking, read_masked
 from equifed.flower.memory import evaluation_number, exchange_number
 from equifed.flower.records import BadMessage
 from equifed.flower.silo import SiloApp
@@ -79,7 +79,7 @@ class Liar(Nodes):
 
     def unmask(self, silo: str, about: bytes, survivors: Iterable[str], sealed: Mapping[str, bytes]) -> RecordDict:
         said = ConfigRecord({"run": "run", "exchange": self.requests[silo]["about"]["exchange"]})
-        content = RecordDict({"about": said, "secure": unmasking(about, list(survivors), sealed)})
+        content = RecordDict({"about": said, "secure": pack_unmasking(about, list(survivors), sealed)})
         return self.ask(silo, content, "query.unmask")
 
 
@@ -140,10 +140,10 @@ def test_a_node_for_secure_sums_tells_a_plain_run_nothing(silos: Path, tmp_path:
 @pytest.mark.parametrize(
     ("about", "why"),
     [
-        ({"evaluate": 1}, "would tell what only a sum"),
-        ({"round": 2}, "has a number that belongs to another"),
-        ({"exchange": "1"}, "has a number that belongs to another"),
-        ({"from": 1}, "goes on from another exchange"),
+        ({"evaluate": 1}, "disclosed only as a sum"),
+        ({"round": 2}, "has the number of another one"),
+        ({"exchange": "1"}, "has the number of another one"),
+        ({"from": 1}, "received a different starting exchange"),
     ],
 )
 def test_a_request_is_refused_before_any_work_is_done_on_it(
@@ -172,7 +172,7 @@ def test_the_same_question_again(liar: Liar) -> None:
     silo = next(iter(liar.requests))
     liar.ask(silo, liar.requests[silo])
     for _ in range(2):
-        assert "masked that exchange already" in refusal(liar.ask(silo, liar.requests[silo]))
+        assert "already masked that exchange" in refusal(liar.ask(silo, liar.requests[silo]))
         liar.restart()
     assert "fields" in liar.ask(silo, liar.asked(silo, attempt=2))
 
@@ -184,8 +184,8 @@ def test_other_models_in_the_same_exchange(liar: Liar) -> None:
     refusal(liar.ask(other, changed_fields(liar.requests[other], np.nan)))
     for _ in range(2):
         again = changed_fields(liar.asked(silo, attempt=2), 1.5)
-        assert "something else was sent in that exchange" in refusal(liar.ask(silo, again))
-        assert "something else was sent in that exchange" in refusal(liar.ask(other, liar.requests[other]))
+        assert "another message was sent in that exchange" in refusal(liar.ask(silo, again))
+        assert "another message was sent in that exchange" in refusal(liar.ask(other, liar.requests[other]))
         liar.restart()
 
 
@@ -203,7 +203,7 @@ def test_cohorts_that_the_server_has_chosen(liar: Liar) -> None:
     for cohort in (few, keys | stranger, keys | other, few | stranger | {"z": os.urandom(32)}):
         names = sorted(cohort)
         content = liar.asked(silo, cohort=names, keys=[cohort[name] for name in names])
-        assert re.search("cohort|was not there", refusal(liar.ask(silo, content))), refusal(liar.ask(silo, content))
+        assert re.search("cohort|was not present", refusal(liar.ask(silo, content))), refusal(liar.ask(silo, content))
     assert "fields" in liar.ask(silo, liar.requests[silo])
 
 
@@ -217,7 +217,7 @@ def test_a_cohort_without_one_is_not_summed_without_another(liar: Liar) -> None:
     (about,) = {read_sealed(folder / silo / "secret")["masked"]["transcript"] for silo in names}
     for silo in names[:3]:
         assert "over 3 of 5 silos; at least 4" in refusal(liar.unmask(silo, bytes.fromhex(about), names[:3], {}))
-        assert not read_telling(liar.unmask(silo, bytes.fromhex(about), names, {})).seeds
+        assert not read_answer(liar.unmask(silo, bytes.fromhex(about), names, {})).seeds
 
 
 def test_other_keys_than_before(liar: Liar) -> None:
@@ -226,7 +226,7 @@ def test_other_keys_than_before(liar: Liar) -> None:
     liar.ask(silo, liar.requests[silo])
     for place, name in enumerate(exchange.names):
         keys = [*exchange.keys[:place], os.urandom(32), *exchange.keys[place + 1 :]]
-        assert "another key of" in refusal(liar.ask(silo, liar.asked(silo, attempt=2, keys=keys))), name
+        assert "another key" in refusal(liar.ask(silo, liar.asked(silo, attempt=2, keys=keys))), name
 
 
 def test_numbers_of_other_rounds_and_phases(liar: Liar) -> None:
@@ -235,7 +235,7 @@ def test_numbers_of_other_rounds_and_phases(liar: Liar) -> None:
     honest = int(liar.requests[silo]["about"]["exchange"])
     for number, round in ((honest + 1, 1), (honest - 1, 1), (honest, 2), (honest + 3000, 1), (honest + 6000, 3)):
         content = liar.asked(silo, {"exchange": str(number), "round": round})
-        assert re.search("belongs to another|no such round", refusal(liar.ask(silo, content)))
+        assert re.search("number of another one|no such round", refusal(liar.ask(silo, content)))
 
 
 def test_an_exchange_before_round_1_is_not_asked_in_a_round(silos: Path, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_round_is_measured_once(silos: Path, tmp_path: Path) -> None:
         along = liar.asked(silo, {"round": 2, "exchange": str(exchange_number(2, "round", 0)), "evaluate": 1})
         first, second = [(alone, "evaluate.counts"), (along, liar.kind)][:: 1 if place % 2 else -1]
         assert "fields" in liar.ask(silo, *first)
-        assert "something else was sent" in refusal(liar.ask(silo, *second))
+        assert "another message was sent" in refusal(liar.ask(silo, *second))
 
 
 def test_single_counts_are_told_to_nobody(liar: Liar) -> None:
@@ -315,7 +315,7 @@ def test_a_refusal_tells_no_number_of_a_silo(silos: Path, tmp_path: Path, caplog
         reply = liar.ask(silo, liar.requests[silo])
         if "fields" not in reply:
             refused.append(silo)
-            assert refusal(reply) == "its reply has update out of bounds (its own log says how far)"
+            assert refusal(reply) == "its reply has update out of bounds (see the silo's log)"
             assert re.search(r"with a norm of [0-9.]+, above 0.001", caplog.text)
     assert len(refused) >= 3
 
@@ -331,9 +331,9 @@ def test_silos_are_not_put_back_to_where_their_replies_are_zeros(silos: Path, tm
         alone = liar.asked(silo, {"from": 0})
         for states in (liar.requests[silo]["states"], put_back):
             content = RecordDict({**alone, "states": ConfigRecord({**states})})
-            assert re.search("goes on from an", refusal(liar.ask(silo, content)))
+            assert re.search("a different starting exchange", refusal(liar.ask(silo, content)))
         del alone["states"]
-        assert "from which exchange" in refusal(liar.ask(silo, alone))
+        assert "the exchange from which" in refusal(liar.ask(silo, alone))
         liar.restart()
         assert "fields" in liar.ask(silo, liar.requests[silo])
 
@@ -371,11 +371,11 @@ def test_a_silo_that_is_said_to_be_there_and_gone(liar: Liar) -> None:
         sealed = {name: replies[name].shares[silo] for name in replies if name != silo}
         without = [name for name in exchange.names if name != victim]
         first, second = (without, exchange.names) if silo < "c" else (exchange.names, without)
-        told = read_telling(liar.unmask(silo, about, first, sealed))
+        told = read_answer(liar.unmask(silo, about, first, sealed))
         assert (victim in told.shares) != (victim in told.seeds)
         liar.restart()
-        assert "for other silos" in refusal(liar.unmask(silo, about, second, sealed))
-        assert read_telling(liar.unmask(silo, about, first, sealed)) == told
+        assert "for other survivors" in refusal(liar.unmask(silo, about, second, sealed))
+        assert read_answer(liar.unmask(silo, about, first, sealed)) == told
     with pytest.raises(NotSummed):
         total(exchange, about, {victim: replies[victim]}, {})
 
@@ -384,7 +384,7 @@ def test_sealed_shares_are_swapped(liar: Liar) -> None:
     exchange, about, replies = masked(liar)
     silo, other = exchange.names[:2]
     wrong = {name: replies[name].shares[other] for name in exchange.names if name not in (silo, other)}
-    told = read_telling(liar.unmask(silo, about, exchange.names, wrong | {other: replies[silo].shares[other]}))
+    told = read_answer(liar.unmask(silo, about, exchange.names, wrong | {other: replies[silo].shares[other]}))
     assert told.shares.keys() == {silo}
     assert not told.seeds
 
@@ -394,8 +394,8 @@ def test_no_round_after_it_was_unmasked_is_asked_again(liar: Liar) -> None:
     told = {}
     for silo in exchange.names:
         sealed = {name: replies[name].shares[silo] for name in replies if name != silo}
-        told[silo] = read_telling(liar.unmask(silo, about, exchange.names, sealed))
-    assert not total(exchange, about, replies, told).liars
+        told[silo] = read_answer(liar.unmask(silo, about, exchange.names, sealed))
+    assert not total(exchange, about, replies, told).faulty
     for _ in range(2):
         for silo, request in liar.requests.items():
             for content in (request, liar.asked(silo, attempt=2), liar.asked(silo, attempt=1000)):

@@ -122,11 +122,11 @@ def test_what_a_node_says_of_itself(said: dict) -> None:
     pytest.importorskip("flwr")
     from flwr.app import ConfigRecord, RecordDict
 
-    from equifed.flower.link import MOST_ROWS, _introduced
+    from equifed.flower.link import MOST_ROWS, _read_member
     from equifed.flower.records import BadMessage
 
     try:
-        member = _introduced(RecordDict({"about": ConfigRecord(said)}), scaled=2)
+        member = _read_member(RecordDict({"about": ConfigRecord(said)}), scaled=2)
     except BadMessage as error:
         clean_error(error, MOST)
     else:

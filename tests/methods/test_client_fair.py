@@ -73,7 +73,7 @@ def parameters(result: ef.Result) -> np.ndarray:
 
 def cohorts(fed: Federation, size: int) -> list[list[int]]:
     order = randomness.client_order(fed.ids)
-    return [randomness.cohort(SEED, t, order, size).tolist() for t in range(1, ROUNDS + 1)]
+    return [randomness.draw_cohort(SEED, t, order, size).tolist() for t in range(1, ROUNDS + 1)]
 
 
 START = np.concatenate([BEGIN["0.bias"], BEGIN["0.weight"][0]]).astype(float)

@@ -152,8 +152,8 @@ def cohorts(fed: Federation) -> list[list[int]]:
     """Who takes part in every round, and does not drop out."""
     found = []
     for t in range(1, ROUNDS + 1):
-        cohort = randomness.cohort(SEED, t, randomness.client_order(fed.ids), COHORT)
-        here = randomness.present(SEED, t, [randomness.key(fed.ids[k]) for k in cohort], DROPOUT)
+        cohort = randomness.draw_cohort(SEED, t, randomness.client_order(fed.ids), COHORT)
+        here = randomness.draw_present(SEED, t, [randomness.key(fed.ids[k]) for k in cohort], DROPOUT)
         found.append(cohort[here].tolist())
     return found
 
@@ -247,7 +247,7 @@ def test_a_round_of_a_client_without_rows_changes_nothing(uneven: Federation) ->
     none, some = client(uneven, 4), client(uneven, 0)
     fed = ef.Federation.from_arrays([none, none, some], test=some, ids=["a", "b", "c"])
     order = randomness.client_order(fed.ids)
-    asked = [int(randomness.cohort(SEED, t, order, 1)[0]) for t in range(1, 20)]
+    asked = [int(randomness.draw_cohort(SEED, t, order, 1)[0]) for t in range(1, 20)]
     t = next(t for t in range(1, 19) if asked[t - 1] == 2 and asked[t] != 2)  # rounds before it
     for method in (methods.Scaffold(), methods.FedNova(), methods.FedDyn()):
         before, after = (
@@ -284,7 +284,7 @@ def test_the_fused_kernel_runs_it(method: Method, uneven: Federation) -> None:
         (methods.Scaffold(), {"momentum": 0.9}, "Train locally with optimizer = sgd and momentum = 0"),
         (methods.Scaffold(), {"optimizer": "adam"}, "Train locally with optimizer = sgd and momentum = 0"),
         (methods.FedNova(), {"optimizer": "adam"}, "Train locally with optimizer = sgd, with or without momentum"),
-        (methods.FedNova(mu=0.1), {"momentum": 0.5}, "mu goes with SGD without momentum, whose is 0.5"),
+        (methods.FedNova(mu=0.1), {"momentum": 0.5}, "mu needs SGD without momentum, and the momentum is 0.5"),
         (methods.FedNova(mu=5.0), {"learning_rate": 0.2}, "mu times the learning rate, 0.2, must be below 1"),
     ],
 )

@@ -82,8 +82,8 @@ def test_the_footrule_by_hand() -> None:
 
 @pytest.mark.parametrize(("keep", "n", "expected"), [(0.5, 6, 3), (0.5, 7, 4), (0.1, 30, 3), (0.0, 9, 1), (1.0, 9, 9)])
 def test_how_many_edges_remain(keep: float, n: int, expected: int) -> None:
-    assert edge_popup.kept(keep, n) == expected
-    swept = edge_popup.kept(torch.tensor(keep), n)
+    assert edge_popup.num_kept(keep, n) == expected
+    swept = edge_popup.num_kept(torch.tensor(keep), n)
     assert int(swept) == expected
     values = torch.randperm(n).float()
     for share in (keep, torch.tensor(keep)):
@@ -338,7 +338,7 @@ def test_recorded_bytes_are_packed_bytes(engine: str, uneven: Federation) -> Non
     ("method", "model", "words"),
     [
         (FRL(), ef.models.MLP(hidden=(3,)), "biases|without biases"),
-        (E2FL(groups="lowest-loss"), MLP, "say how many"),
+        (E2FL(groups="lowest-loss"), MLP, "must be the number of groups"),
         (E2FL(num_groups=3), MLP, "come from the data"),
         (E2FL(groups="binary", num_groups=0), MLP, "num_groups"),
         (FRL(), ef.models.MLP(hidden=(3,), init="zeros", bias=False), "all initial values"),

@@ -18,7 +18,7 @@ from equifed.methods._parity import (
     NOTIONS,
     Rates,
     RuleMixture,
-    calibrated,
+    calibrate,
     confusion_of,
     constant_rules,
     fit_thresholds,
@@ -26,7 +26,7 @@ from equifed.methods._parity import (
     per_lane,
     rates_of,
 )
-from equifed.methods.fair import OBSERVED, Fair, decided
+from equifed.methods.fair import OBSERVED, Fair, move_scores
 from equifed.protocol import Data
 
 every_notion = pytest.mark.parametrize("notion", NOTIONS)
@@ -136,7 +136,7 @@ def test_accuracy_is_the_lagrangian_bound_and_that_of_a_free_programme(notion: s
     rng = np.random.default_rng(3)
     for trial, gap in itertools.product(range(4), (0.0, 0.03, 0.2)):
         counts = histogram(rng, 2 + trial % 3, 40)
-        mass = calibrated(counts, calibration)
+        mass = calibrate(counts, calibration)
         rates = rates_of(notion, mass.sum(-1))
         found = fit_thresholds(mass, right(mass), rates, gap)
         confusion = confusion_of(found.accept, mass)
@@ -176,7 +176,7 @@ def test_isotonic_calibration_is_the_best_mixture_of_thresholds_by_actual_labels
     rng = np.random.default_rng(4)
     for groups, gap in itertools.product((2, 3), (0.0, 0.05)):
         counts = histogram(rng, groups, 30)
-        mass = calibrated(counts, "isotonic")
+        mass = calibrate(counts, "isotonic")
         found = fit_thresholds(mass, right(mass), rates_of(notion, mass.sum(-1)), gap)
         assert found.value == pytest.approx(mixed_thresholds(counts, notion, gap), abs=1e-8)
 
@@ -208,7 +208,7 @@ def test_it_is_the_best_of_all_thresholds_and_shares(notion: str, groups: int) -
             if fits.any():
                 best = max(best, gain[place].sum() + gain[fits, -1].max())
         exhaustive = (counts[:, 0].sum() + best) / counts.sum()
-        mass = calibrated(counts, "isotonic")
+        mass = calibrate(counts, "isotonic")
         found = fit_thresholds(mass, right(mass), rates_of(notion, mass.sum(-1)), gap).value
         assert found >= exhaustive - 1e-9
         assert found == pytest.approx(exhaustive, abs=0.02 if notion == "equalized_odds" else 1e-9)
@@ -239,7 +239,7 @@ def test_demographic_parity_without_a_gap_is_fairlearns() -> None:
     ).fit(x, y, sensitive_features=g)
     chance = theirs._pmf_predict(x, sensitive_features=g)[:, 1]
     best = np.where(y == 1, chance, 1 - chance).mean()
-    mass = calibrated(counts, "isotonic")
+    mass = calibrate(counts, "isotonic")
     found = fit_thresholds(mass, right(mass), rates_of("demographic_parity", mass.sum(-1)), 0.0)
     assert found.value == pytest.approx(best, abs=2e-4)  # their grid
     assert found.value >= best - 1e-9
@@ -256,10 +256,10 @@ def searched(method: Fair, clients: list[Any], groups: int, classes: int) -> tup
     asked, own_gap = weights[0], float(method.own_gap)
     for _ in range(T):
         confusion = sum(held.confusion(held.best(asked, own_gap)) for held in clients)
-        weights, shares, asked, *rest = method.stepped(confusion, gap, weights, *state)
+        weights, shares, asked, *rest = method.search_step(confusion, gap, weights, *state)
         state, observed = tuple(rest[:4]), dict(zip(OBSERVED, rest[4:], strict=True))
     used = shares > 0
-    rules = [held.mixed([held.best(each, own_gap) for each in weights[used]], shares[used]) for held in clients]
+    rules = [held.mix([held.best(each, own_gap) for each in weights[used]], shares[used]) for held in clients]
     return observed, rules
 
 
@@ -304,7 +304,7 @@ def test_both_gaps_are_kept_at_the_accuracy_of_one_programme_for_all_clients(not
         bins=12,
         exchanges=25,
     )
-    clients = [method.held(2, each) for each in counts]
+    clients = [method.rows_of(2, each) for each in counts]
     observed, rules = searched(method, clients, 2, 2)
     judged = [confusion_of(accept, held.judged) for (accept,), held in zip(rules, clients, strict=True)]
     for confusion in judged:
@@ -357,7 +357,7 @@ def test_three_classes_reach_the_bound_and_the_accuracy_of_a_programme_over_rows
     rng = np.random.default_rng(22)
     parts = [three_classes(rng, 60, groups) for _ in range(2)]
     method = Fair(ef.methods.FedAvg(), notion=notion, gap=0.03, calibration="none", exchanges=100)
-    clients = [method.held(groups, *part) for part in parts]
+    clients = [method.rows_of(groups, *part) for part in parts]
     observed, rules = searched(method, clients, groups, 3)
     total = sum(
         held.confusion(RuleMixture(weights[share > 0], share[share > 0]))[0]
@@ -391,7 +391,7 @@ def test_three_classes_within_both_gaps(notion: str, calibration: str) -> None:
         calibration=calibration,
         exchanges=8,
     )
-    clients = [method.held(2, *part) for part in parts]
+    clients = [method.rows_of(2, *part) for part in parts]
     observed, rules = searched(method, clients, 2, 3)
     total = np.zeros((2, 3, 3))
     for (weights, share), held in zip(rules, clients, strict=True):
@@ -462,7 +462,7 @@ def test_a_gap_that_only_expected_labels_keep_is_not_called_kept() -> None:
 @pytest.mark.parametrize("calibration", ["isotonic", "none"])
 def test_a_gap_that_the_method_keeps_changes_nothing(notion: str, calibration: str) -> None:
     counts = histogram(np.random.default_rng(9), 3, 20)
-    mass = counts if calibration == "isotonic" else calibrated(counts, "none")
+    mass = counts if calibration == "isotonic" else calibrate(counts, "none")
     own = rates_of(notion, mass.sum(-1)).gap(confusion_of(own_decisions(3, 20), mass))
     assert own > 0.01
     kept = solved(counts, notion=notion, gap=own + 1e-6, calibration=calibration)
@@ -495,12 +495,12 @@ def test_scores_stay_unless_the_decision_is_another(classes: int) -> None:
     rng = np.random.default_rng(11)
     prediction = torch.tensor(rng.dirichlet(np.ones(classes), 50), dtype=torch.float32)
     own, other = prediction.argmax(1), torch.tensor(rng.integers(0, classes, 50))
-    new = decided(prediction, own, other)
+    new = move_scores(prediction, own, other)
     assert torch.equal(new.argmax(1), other)
     assert torch.equal(new[own == other], prediction[own == other])
     torch.testing.assert_close(new.sum(1), torch.ones(50))
     if classes == 2:
-        score = decided(prediction[:, 1], own, other)
+        score = move_scores(prediction[:, 1], own, other)
         assert torch.equal((score > 0.5).long(), other)
         torch.testing.assert_close(score, new[:, 1], atol=1e-6, rtol=0)
 
@@ -620,7 +620,7 @@ def test_clients_with_bounds_of_their_own_are_the_same_on_both_engines(ten_clien
     method = Fair(ef.methods.FedAvg(), level="both", notion="equal_opportunity", exchanges=4)
     over = {"gap": [0.0, 0.1]}
     lanes, reference = (
-        ef.sweep(method, ten_clients, over=over, engine=engine, **SETTINGS) for engine in ("lanes", "reference")
+        ef.simulate(method, ten_clients, over=over, engine=engine, **SETTINGS) for engine in ("lanes", "reference")
     )
     for key, state in lanes.final_states.items():
         torch.testing.assert_close(
@@ -737,7 +737,7 @@ def test_three_classes_in_a_run(in_three: Federation, notion: str, level: str) -
 
 
 def test_a_sweep_over_the_gap_is_each_alone(ten_clients: Federation) -> None:
-    swept = ef.sweep(Fair(ef.methods.FedAvg()), ten_clients, over={"gap": [0.0, 0.1, 1.0]}, **SETTINGS)
+    swept = ef.simulate(Fair(ef.methods.FedAvg()), ten_clients, over={"gap": [0.0, 0.1, 1.0]}, **SETTINGS)
     for gap in (0.0, 0.1, 1.0):
         alone = ef.simulate(Fair(ef.methods.FedAvg(), gap=gap), ten_clients, **SETTINGS)
         np.testing.assert_allclose(
@@ -795,9 +795,9 @@ def test_names_and_errors(ten_clients: Federation) -> None:
     assert all(option.description for option in ef.methods.options(method).values())
     with pytest.raises(ef.ConfigError, match=r"gap must be a number of at least 0 and at most 1, got 2"):
         ef.methods.make("fedavg+fair", gap=2)
-    with pytest.raises(ef.ConfigError, match=r"bins must be even, so that one half lies between two bins"):
+    with pytest.raises(ef.ConfigError, match=r"bins must be even, so that 0.5 is an edge between two bins"):
         ef.simulate(Fair(ef.methods.FedAvg(), bins=7), ten_clients, **SETTINGS)
-    with pytest.raises(ef.ConfigError, match="is post-processed already"):
+    with pytest.raises(ef.ConfigError, match="is already post-processed"):
         Fair(ef.postprocess.EqualizedOdds(ef.methods.FedAvg()))
     assert "LoGoFair" in ef.methods.citation(method).plain
     assert "@inproceedings" in ef.methods.citation(method).bibtex

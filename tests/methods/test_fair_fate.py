@@ -236,7 +236,7 @@ def test_one_round_of_reweighing_against_numpy(method: FedAvgLR | FedAvgGR, unev
         local=Local(epochs=2, batch_size=None, learning_rate=0.4),
     )  # fmt: skip
     everybody = randomness.client_order(uneven.ids)
-    cohort = randomness.cohort(2, 1, everybody, 5)
+    cohort = randomness.draw_cohort(2, 1, everybody, 5)
 
     def cells(clients: np.ndarray) -> np.ndarray:
         counts = np.zeros((2, 2))
@@ -273,7 +273,7 @@ def test_fair_fate_on_compas_trades_accuracy_for_fairness(needs: Callable[[str],
     """The point of the method, on real data: lambda_max buys fairness."""
     needs("compas")
     feds = ef.load("compas", preset="fair-fate", partition=ef.partition.Dirichlet(10, 1.0), seeds=range(4))
-    result = ef.sweep(
+    result = ef.simulate(
         FairFate(fairness="demographic_parity_ratio", beta0=0.8, rho=0.1, lambda0=0.1), feds,
         over={"lambda_max": [0.0, 0.9]}, model=ef.models.MLP(hidden=(10,), activation="tanh"), rounds=25,
         clients_per_round=3, local=Local(epochs=2, batch_size=16, learning_rate=0.1), eval_every=25,

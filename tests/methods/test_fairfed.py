@@ -104,7 +104,7 @@ def test_weights_of_clients_persist_when_they_are_away(uneven: Federation) -> No
     n = uneven.train.sizes.astype(float)
     omega, w, last, ratio = n / n.sum(), np.zeros(5), set[int](), 1.0
     for t in range(1, 13):
-        cohort = randomness.cohort(4, t, randomness.client_order(uneven.ids), 4).tolist()
+        cohort = randomness.draw_cohort(4, t, randomness.client_order(uneven.ids), 4).tolist()
         gaps = np.array([delta(w, uneven, cohort, k, "equal_opportunity_difference") for k in cohort])
         some = n[cohort] > 0
         before = np.array([omega[k] * (ratio if k in last else 1) for k in cohort])

@@ -17,7 +17,7 @@ from equifed.federation import Federation
 from equifed.methods import FedAvg, FedFACT, LocalOnly
 from equifed.methods._parity import NOTIONS
 from equifed.methods._prices import charges, differences, row_costs
-from equifed.methods.fedfact import Client, turned
+from equifed.methods.fedfact import Client, shift_weight
 from equifed.protocol import Data, Task
 from equifed.settings import Local, RunSettings
 from equifed.simulator import make_job
@@ -163,7 +163,7 @@ def test_prices_follow_the_gaps(notion: str, classes: int, groups: int, limit: f
         decisions = rng.integers(0, 30, (groups, classes, classes)).astype(float)
         if turn == 2:
             decisions[1] = 0  # nobody of group 1: its prices stay
-        prices = method.priced(prices, torch.tensor(decisions), 0.05)
+        prices = method.move_prices(prices, torch.tensor(decisions), 0.05)
         expected = stepped(expected, decisions, method, 0.05)
         np.testing.assert_allclose(prices, expected, atol=1e-9)
         sums.append(float(prices.sum()))
@@ -172,11 +172,11 @@ def test_prices_follow_the_gaps(notion: str, classes: int, groups: int, limit: f
 
 def test_the_share_of_the_global_model() -> None:
     w, behind = 0.3, 0.8
-    got = turned(torch.tensor(w, dtype=torch.double), torch.tensor(behind, dtype=torch.double))
+    got = shift_weight(torch.tensor(w, dtype=torch.double), torch.tensor(behind, dtype=torch.double))
     assert float(got) == pytest.approx(w / (w + (1 - w) * np.exp(-behind)), rel=1e-12)
     for far in (-1e4, 1e4):  # it neither overflows nor sticks
-        there = turned(torch.tensor(0.5), torch.tensor(far))
-        assert 0 < float(turned(there, torch.tensor(-far / 1e3))) < 1
+        there = shift_weight(torch.tensor(0.5), torch.tensor(far))
+        assert 0 < float(shift_weight(there, torch.tensor(-far / 1e3))) < 1
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def test_a_round_without_a_group_leaves_its_prices() -> None:
     method = FedFACT(gap=0.0)
     decisions = torch.tensor([[[5.0, 5.0], [0.0, 10.0]], [[0.0, 0.0], [0.0, 0.0]]])
     prices = torch.tensor([[[0.0, 0.3], [0.1, 0.0]]])
-    np.testing.assert_array_equal(method.priced(prices, decisions, 0.0), prices)
+    np.testing.assert_array_equal(method.move_prices(prices, decisions, 0.0), prices)
     assert float(differences(method.notion, decisions)[0].amax()) == 0
 
 
@@ -419,7 +419,7 @@ def test_one_model_keeps_the_global_gap(notion: str) -> None:
     rng = np.random.default_rng(4)
     fed = ef.Federation.from_arrays([biased(rng, 300, 1.2) for _ in range(4)], test=biased(rng, 4000, 1.2))
     method = FedFACT(notion, level="global", shared_only=True)
-    swept = ef.sweep(method, fed, model=MODEL, over={"gap": [0.02, 1.0]}, rounds=40, local=LEARN, seeds=[0])
+    swept = ef.simulate(method, fed, model=MODEL, over={"gap": [0.02, 1.0]}, rounds=40, local=LEARN, seeds=[0])
     gap = swept.final().set_index("gap")[f"{notion}_difference"]
     assert gap[1.0] > 0.2
     assert gap[0.02] < 0.1

@@ -257,7 +257,7 @@ def test_more_classes_and_numbers() -> None:
 
 @pytest.mark.parametrize("setting", [{"reference": "first"}, {"normalise": True}])
 def test_what_client_parity_cannot_do(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))} is for groups"):
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))} applies to groups only"):
         ef.simulate(FedFB("client_parity", **setting), federation(), **OPTIONS)
 
 

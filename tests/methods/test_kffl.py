@@ -243,7 +243,7 @@ def slope_of_psi(w: np.ndarray, at: np.ndarray, fed: Federation, seed: int, roun
     rows = np.concatenate([fed.train[k] for k in range(fed.num_clients)])
     x, s = fed.rows.x[rows].astype(float), fed.rows.s[rows][:, None].astype(float)
     task = Task(nn.Linear(4, 1), "classification", 2, 2, fed.num_clients, 1, Local(), binary=True)
-    draws = randomness.draws(seed, round, KFFL().round[0].draws, task)
+    draws = randomness.make_draws(seed, round, KFFL().round[0].draws, task)
 
     def psi(w: np.ndarray) -> float:
         zs = features(s, draws["phi_s"].astype(float), 1)
@@ -395,7 +395,9 @@ def test_a_large_step_is_warned_of_in_regression() -> None:
 
 def test_numpy_values_can_be_swept(uneven: Federation) -> None:
     over = {"beta": np.linspace(0.01, 0.2, 2)}
-    result = ef.sweep(ef.methods.FairFed(debias="fairbatch"), uneven, over=over, model=ef.models.Logistic(), rounds=2)
+    result = ef.simulate(
+        ef.methods.FairFed(debias="fairbatch"), uneven, over=over, model=ef.models.Logistic(), rounds=2
+    )
     assert result.final()["beta"].tolist() == [0.01, 0.2]
 
 
@@ -409,7 +411,7 @@ def test_sizes_are_whole_and_not_swept(uneven: Federation) -> None:
     with pytest.raises(ef.ConfigError, match="features must be a whole number of at least 1"):
         ef.simulate(KFFL(features=2.5), uneven, model=ef.models.Logistic(), rounds=1)  # type: ignore[arg-type]
     with pytest.raises(ef.ConfigError, match="features is a size"):
-        ef.sweep(KFFL(), uneven, over={"features": [5, 10]}, model=ef.models.Logistic(), rounds=1)
+        ef.simulate(KFFL(), uneven, over={"features": [5, 10]}, model=ef.models.Logistic(), rounds=1)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -425,7 +427,7 @@ def test_any_labels_and_many_groups(classes: int) -> None:
     fed = ef.Federation.from_arrays([rows(n) for n in (60, 90, 50)], test=rows(200))
     assert fed.sensitive_size == 6
     over = {"fairness_weight": [0.0, 10.0]}
-    result = ef.sweep(
+    result = ef.simulate(
         KFFL(step_size=3.0), fed, over=over, model=ef.models.Logistic(), rounds=20, seeds=[0, 1],
         local=Local(epochs=2, batch_size=32, learning_rate=0.1),
     )  # fmt: skip

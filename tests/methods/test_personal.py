@@ -422,13 +422,13 @@ def test_names_and_papers_of_ditto() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("local", "have models of their own already"),
-        ("fedem", "have models of their own already"),
-        ("ditto", "have models of their own already"),
-        ("fedper", "have models of their own already"),
-        ("frl", "sends its clients no model"),
+        ("local", "already have personal models"),
+        ("fedem", "already have personal models"),
+        ("ditto", "already have personal models"),
+        ("fedper", "already have personal models"),
+        ("frl", "does not send its clients a model"),
         ("centralized-kernel", "trains in one place"),
-        ("fedavg+fair", "name it after Ditto"),
+        ("fedavg+fair", "put its suffix after Ditto's"),
     ],
 )
 def test_what_ditto_cannot_go_around(name: str, why: str) -> None:
@@ -473,7 +473,7 @@ def test_fairer_models_of_their_own() -> None:
     fed = Federation.from_arrays([rows(rng, 80) for _ in range(4)], test=rows(rng, 400))
     fair = Ditto(personal_fairness="demographic_parity_difference")
     weights = {"personal_fairness_weight": [0.0, 1.0, 10.0]}
-    swept = ef.sweep(fair, fed, over=weights, model=LOGISTIC, rounds=6, seeds=[0, 1], eval_every=6).final()
+    swept = ef.simulate(fair, fed, over=weights, model=LOGISTIC, rounds=6, seeds=[0, 1], eval_every=6).final()
     gaps = swept.groupby("personal_fairness_weight")["demographic_parity_difference"].mean().tolist()
     assert gaps[0] - 0.03 > gaps[1] > gaps[2] + 0.03
     plain = ef.simulate(Ditto(), fed, model=LOGISTIC, rounds=6, seeds=[0, 1], eval_every=6).final()

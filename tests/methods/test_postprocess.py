@@ -124,7 +124,7 @@ def test_equal_cost_equals_the_costs_and_keeps_calibration(cost: str) -> None:
         method = CalibratedEqualizedOdds(ef.methods.FedAvg(), cost=cost)
         rates = torch.tensor([[m[g], base[g]]]).expand(len(own), 2)
         draws = (np.arange(50) + 0.5) / 50
-        new = np.stack([method.adjusted(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])
+        new = np.stack([method.adjust_scores(rates, torch.tensor(own), u).numpy() for u in torch.tensor(draws)])
         assert len(np.unique(new)) == len(np.unique(own)) + (m[g] > 0)
         for value in np.unique(new):
             assert np.broadcast_to(label, new.shape)[new == value].mean() == pytest.approx(value)
@@ -241,13 +241,13 @@ def test_names_options_and_errors(uneven: Federation) -> None:
         ef.methods.make("fedavg+oe")
     with pytest.raises(ef.ConfigError, match="Unknown method 'fedavgg'"):
         ef.methods.make("fedavgg+eo")
-    with pytest.raises(ef.ConfigError, match="is post-processed already"):
+    with pytest.raises(ef.ConfigError, match="is already post-processed"):
         EqualizedOdds(CalibratedEqualizedOdds(ef.methods.FedAvg()))
     with pytest.raises(ef.ConfigError, match=r"^fit must be one of 'client', 'global'"):
         ef.methods.make("fedavg+eo", fit="both")
     with pytest.raises(ef.ConfigError, match=r"fit must be one of 'client', 'global', got 'both'"):
         ef.simulate(EqualizedOdds(ef.methods.FedAvg(), fit="both"), uneven, **SETTINGS)  # type: ignore[arg-type]
-    with pytest.raises(ef.ConfigError, match="goes around a method"):
+    with pytest.raises(ef.ConfigError, match="wraps a method"):
         EqualizedOdds("fedavg")  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     numbers = [(rng.normal(size=(9, 2)), rng.normal(size=9), rng.integers(0, 2, 9)) for _ in range(2)]
@@ -257,7 +257,7 @@ def test_names_options_and_errors(uneven: Federation) -> None:
 
 
 def test_a_sweep_over_the_inner_methods_hyper_parameter(uneven: Federation) -> None:
-    swept = ef.sweep(EqualizedOdds(ef.methods.FedProx()), uneven, over={"mu": [0.0, 1.0]}, **SETTINGS)  # type: ignore[arg-type]
+    swept = ef.simulate(EqualizedOdds(ef.methods.FedProx()), uneven, over={"mu": [0.0, 1.0]}, **SETTINGS)  # type: ignore[arg-type]
     alone = ef.simulate(EqualizedOdds(ef.methods.FedProx(1.0)), uneven, **SETTINGS)  # type: ignore[arg-type]
     for name, value in alone.parameters[4].items():
         np.testing.assert_allclose(value, swept.parameters[(1.0, 4)][name], rtol=2e-6, atol=2e-6)
@@ -296,7 +296,7 @@ def test_a_hyper_parameter_that_both_have_is_refused() -> None:
     class Clashing(ef.methods.FedAvg):
         fit: str = "well"
 
-    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo: fedavg and EqualizedOdds both have a hyper-parameter fit"):
+    with pytest.raises(ef.ConfigError, match=r"fedavg\+eo: fedavg and EqualizedOdds both have a hyperparameter fit"):
         EqualizedOdds(Clashing())
 
 

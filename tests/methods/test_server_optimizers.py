@@ -133,7 +133,7 @@ def test_it_composes(uneven: Federation) -> None:
 
 def test_settings_share_a_call(uneven: Federation) -> None:
     over = {"server_learning_rate": [0.03, 0.3]}
-    swept = ef.sweep(methods.make("fedavg@adam"), uneven, over=over, **SETTINGS)
+    swept = ef.simulate(methods.make("fedavg@adam"), uneven, over=over, **SETTINGS)
     for value in over["server_learning_rate"]:
         alone = ef.simulate(methods.make("fedavg@adam", server_learning_rate=value), uneven, **SETTINGS)
         for seed, parameters in alone.parameters.items():
@@ -143,12 +143,12 @@ def test_settings_share_a_call(uneven: Federation) -> None:
 
 @pytest.mark.parametrize("name", ["local", "frl", "e2fl", "separate-training"])
 def test_no_updates_no_optimiser(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}@adam: a server optimiser takes the clients' updates"):
+    with pytest.raises(ConfigError, match=f"{name}@adam: a server optimiser uses the clients' updates"):
         methods.make(f"{name}@adam")
 
 
 def test_names_of_wrappers() -> None:
-    with pytest.raises(ConfigError, match="has a server optimiser already"):
+    with pytest.raises(ConfigError, match="already has a server optimiser"):
         methods.make("fedavg@adam@yogi")
     with pytest.raises(ConfigError, match=r"Unknown wrapper '@adan'.*@adam"):
         methods.make("fedavg@adan")

@@ -135,7 +135,7 @@ def test_absent_clients_keep_their_weight(uneven: Federation) -> None:
 
     for step in run.rounds():
         after = step.state.server.ratio[0].clone()
-        here = randomness.cohort(0, step.round, randomness.client_order(uneven.ids), 3)
+        here = randomness.draw_cohort(0, step.round, randomness.client_order(uneven.ids), 3)
         away = np.setdiff1d(np.arange(uneven.num_clients), here)
         assert torch.equal(after[away], before[away])
         before = after
@@ -394,7 +394,7 @@ def test_adapting_applies_the_federations_scaling_and_every_setting(uneven: Fede
     x, y, _ = client(uneven, 0)
     shift, factor = np.full(4, 0.5, np.float32), np.full(4, 2.0, np.float32)
     scaled = dataclasses.replace(uneven, scaling=(shift, factor))
-    result = ef.sweep(SFFL(), scaled, over={"epsilon": [0.0, 0.1]}, model=MODEL, rounds=3, local=STEP, seeds=[0, 1])
+    result = ef.simulate(SFFL(), scaled, over={"epsilon": [0.0, 0.1]}, model=MODEL, rounds=3, local=STEP, seeds=[0, 1])
     new = result.adapt((x, y), steps=1)
     assert set(new.state) == {(0.0, 0), (0.0, 1), (0.1, 0), (0.1, 1)}
     for key, own in new.state.items():

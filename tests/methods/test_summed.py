@@ -101,7 +101,7 @@ def test_settings_that_share_lanes_share_the_validation_rows(uneven: Federation)
     values, seeds = [0.3, 0.9], (0, 1)
     made = {**SETTINGS, "model": ef.models.Logistic(), "secure": True, "seeds": seeds}
     method = methods.FairFate(lambda0=0.4)
-    swept = ef.sweep(method, uneven, over={"lambda_max": values}, **made)  # type: ignore[arg-type]
+    swept = ef.simulate(method, uneven, over={"lambda_max": values}, **made)  # type: ignore[arg-type]
     for value in values:
         alone = ef.simulate(method.with_hyper(lambda_max=value), uneven, **made)  # type: ignore[arg-type]
         for seed in seeds:

@@ -16,7 +16,7 @@ from equifed import methods
 from equifed.federation import Federation
 from equifed.methods import _debias
 from equifed.methods._rules import equal_odds
-from equifed.methods._ties import EQUAL, above, first_largest, first_least
+from equifed.methods._ties import EQUAL, compare, first_largest, first_least
 from equifed.robust import _squared_distances
 
 NEAR = 1 + np.float32(3e-7)
@@ -26,8 +26,8 @@ NEAR = 1 + np.float32(3e-7)
 def test_equal_is_equal_up_to_a_share() -> None:
     a = torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, 0.0, 1e-20, 0.0])
     b = torch.tensor([1.0, 1 + EQUAL / 2, 1 + 3 * EQUAL, 1 - 3 * EQUAL, -1 - EQUAL / 2, 0.0, 2e-20, 1e-30])
-    assert above(a, b).tolist() == [0, 0, -1, 1, 0, 0, -1, -1]
-    assert above(b, a).tolist() == [0, 0, 1, -1, 0, 0, 1, 1]
+    assert compare(a, b).tolist() == [0, 0, -1, 1, 0, 0, -1, -1]
+    assert compare(b, a).tolist() == [0, 0, 1, -1, 0, 0, 1, 1]
     values = torch.tensor([[2.0, 1.0 * NEAR, 1.0, math.inf], [-1.0, -1.0 * NEAR, 3.0, 3.0 * NEAR]])
     assert first_least(values).tolist() == [1, 0]
     assert first_largest(torch.where(values.isinf(), -math.inf, values)).tolist() == [0, 2]
@@ -36,7 +36,7 @@ def test_equal_is_equal_up_to_a_share() -> None:
 def test_infinity_is_ahead_of_every_number_and_equal_to_itself() -> None:
     inf = math.inf
     a, b = torch.tensor([inf, 1.0, inf, -inf, -inf]), torch.tensor([1.0, inf, inf, inf, -inf])
-    assert above(a, b).tolist() == [1, -1, 0, -1, 0]
+    assert compare(a, b).tolist() == [1, -1, 0, -1, 0]
     values = torch.tensor([[1.0, inf, 2.0], [1.0, -inf, 2.0], [inf, inf, inf]])
     assert first_largest(values).tolist() == values.argmax(-1).tolist() == [1, 2, 0]
     assert first_least(values).tolist() == values.argmin(-1).tolist() == [0, 1, 0]

@@ -64,7 +64,7 @@ def test_half_of_every_step_is_half_of_the_way_in_one_round(uneven: Federation, 
 def test_a_sweep_over_hyper_parameters_inside_and_outside(uneven: Federation) -> None:
     method = ef.postprocess.EqualizedOdds(ServerRate(ef.methods.FedProx()))
     assert method.name == "fedprox@rate+eo"
-    swept = ef.sweep(method, uneven, over={"mu": [0.0, 1.0], "rate": [0.5, 1.0]}, **SETTINGS)
+    swept = ef.simulate(method, uneven, over={"mu": [0.0, 1.0], "rate": [0.5, 1.0]}, **SETTINGS)
     for mu, rate in ((0.0, 0.5), (1.0, 0.5), (1.0, 1.0)):
         alone = ef.simulate(method.with_hyper(mu=mu, rate=rate), uneven, **SETTINGS)
         assert (alone.log["steps"] == [1, 2]).all()
@@ -89,7 +89,7 @@ def test_what_a_wrapper_does_not_change_is_that_of_the_method_inside(uneven: Fed
     x, y = uneven.rows.x[:20], uneven.rows.y[:20]
     adapted = [ef.simulate(m, uneven, **SETTINGS).adapt((x, y)).predict(x)[3] for m in (mixture.inner, mixture)]
     np.testing.assert_array_equal(*adapted)
-    with pytest.raises(ef.ConfigError, match="goes around a method such as"):
+    with pytest.raises(ef.ConfigError, match="wraps a method such as"):
         ServerRate(ef.methods.FedAvg)  # type: ignore[arg-type]
 
 

@@ -94,6 +94,6 @@ def test_a_sweep_over_the_gap_of_a_post_processing_keeps_its_column() -> None:
 
     fed = ef.Federation.from_arrays([rows(40), rows(40)], client_tests=[rows(30), rows(30)])
     method = ef.methods.make("fedavg+fair")
-    swept = ef.sweep(method, fed, model=ef.models.Logistic(), over={"gap": [0.0, 1.0]}, rounds=1)
+    swept = ef.simulate(method, fed, model=ef.models.Logistic(), over={"gap": [0.0, 1.0]}, rounds=1)
     assert swept.local_gaps.columns.is_unique
     assert set(swept.local_gaps["gap"]) == {0.0, 1.0}

@@ -9,7 +9,7 @@ import pandas as pd
 
 from equifed.data import Schema
 from equifed.monitor import HandIn
-from equifed.monitor.handin import Counts
+from equifed.monitor.handin import PeriodCounts
 
 CLASSES = ("refused", "granted")
 SCHEMA = Schema.model_validate(
@@ -58,7 +58,7 @@ def hand_in(silo: str, tables: np.ndarray, **more: Any) -> HandIn:
             for group, each in zip(groups, table, strict=True)
         }
         hidden = None in shown.values()
-        periods[name] = Counts(
+        periods[name] = PeriodCounts(
             rows=int(np.nansum(table)) + (100 if hidden else 0),
             decisions={group: None if each is None else np.sum(each, 0).tolist() for group, each in shown.items()},
             labels=shown,

@@ -17,8 +17,8 @@ from equifed.data import Schema
 from equifed.errors import ConfigError, DataError
 from equifed.federation.reading import read_table
 from equifed.metrics.withholding import small_bins
-from equifed.monitor import count, read_hand_in, revised, write_hand_in
-from equifed.monitor.periods import first_day, following, names_of
+from equifed.monitor import count, read_hand_in, revise, write_hand_in
+from equifed.monitor.periods import first_day, name_periods, next_period
 from equifed.words import csv_of
 from monitor.made import CLASSES, SCHEMA, decisions, hand_in
 
@@ -70,7 +70,7 @@ def test_inputs_are_counted_in_the_schemas_bins() -> None:
     assert counted.left_out == [("income", "the table does not have the column")]
     assert not counted.without_range
     with_income = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS)
-    assert with_income.left_out == [("income", "the schema does not say its range")]
+    assert with_income.left_out == [("income", "the schema does not state its range")]
     assert with_income.without_range == ["income"]
     empty = count(frame.assign(income=1.0), schema=SCHEMA, **COLUMNS, ranges={"income": (9, 9)})
     assert empty.left_out == [("income", "its range is empty")]
@@ -88,7 +88,7 @@ def test_a_schema_that_was_read_off_a_table_says_the_ranges() -> None:
         Columns(label="outcome", sensitive="sex", positive="granted", dates={"when": ["month"]}),
     )
     counted = count(frame, schema=schema, **COLUMNS)
-    assert counted.left_out == [("when", "dates are not counted: new ones are always later")]
+    assert counted.left_out == [("when", "dates are not counted: new dates are always later")]
     below, above = (re.sub("[a-z ]", "", counted.hand_in.bins["age"][i]) for i in (0, -2))
     ages = frame["age"].sort_values().to_numpy()
     assert float(below) == pytest.approx(ages[9], abs=0.2)
@@ -180,24 +180,24 @@ def test_a_revision_does_not_tell_small_differences() -> None:
     later[2] += 20
     extended = np.concatenate([later, table[:1]])
     old, new = hand_in("north", table), hand_in("north", extended)
-    made, kept = revised(new, old)
+    made, kept = revise(new, old)
     _, second, third, *_ = new.periods
     assert kept == [second]
     assert made.revision == 2
     assert made.periods == {**new.periods, second: old.periods[second]}
     assert made.periods[third] != old.periods[third]
     with pytest.raises(ConfigError, match="silo"):
-        revised(hand_in("south", later), old)
+        revise(hand_in("south", later), old)
 
 
 @pytest.mark.parametrize("kind", ["day", "week", "month", "quarter", "year"])
 def test_names_of_periods(kind: str) -> None:
     days = pd.Series(pd.date_range("2019-12-20", "2021-01-15", tz="UTC"))
-    names = names_of(days, kind).tolist()
+    names = name_periods(days, kind).tolist()
     assert sorted(names) == names
     known = list(dict.fromkeys(names))
     for name, then in pairwise(known):
-        assert following(name, kind) == then
+        assert next_period(name, kind) == then
         assert names[days.tolist().index(pd.Timestamp(first_day(then, kind), tz="UTC"))] == then
     for wrong in ("2020-13", "2020-W60", "", "2020-1", "x", "2020-02-30", "2020-Q5", "20", "٢٠٢٠"):
         with pytest.raises(ValueError, match=r"not the name|month|week|day|range"):
@@ -211,8 +211,12 @@ WRONG = {
     "no classes": ({"decision": "job"}, DataError, "not a known class"),
     "a wrong period": ({"period": "fortnight"}, ConfigError, "fortnight"),
     "a range of nothing": ({"ranges": {"agee": (0, 1)}}, ConfigError, "Did you mean 'age'"),
-    "neither schema nor group": ({"schema": None, "classes": CLASSES}, ConfigError, "Which groups"),
-    "neither schema nor classes": ({"schema": None, "group": "sex"}, ConfigError, "Which decisions"),
+    "neither schema nor group": ({"schema": None, "classes": CLASSES}, ConfigError, "The groups are needed"),
+    "neither schema nor classes": (
+        {"schema": None, "group": "sex"},
+        ConfigError,
+        "The classes of decisions are needed",
+    ),
     "a name that is none": ({"silo": "a\x1b[31m"}, DataError, "not printable"),
 }
 
@@ -260,7 +264,7 @@ def test_missing_cells_are_those_of_training(tmp_path: Path) -> None:
     assert count(empty.fillna({"outcome": "NA"}), **plain, na_values=["NA"]).hand_in == unlabelled
     with pytest.raises(DataError, match=r"'NA' is not a known class.*na_values = \['NA'\]"):
         count(empty.fillna({"outcome": "NA"}), **plain)
-    with pytest.raises(ConfigError, match="The schema says which words"):
+    with pytest.raises(ConfigError, match="which lists such words"):
         count(empty, schema=schema, **COLUMNS, na_values=["NA"])
 
     written = []

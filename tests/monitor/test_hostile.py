@@ -118,7 +118,7 @@ def test_the_future_is_refused(tmp_path: Path) -> None:
     made = hand_in("north", stable(np.random.default_rng(0), 3))
     write_hand_in(tmp_path / "n.json", made)
     assert read_hand_in(tmp_path / "n.json", today=date(2000, 2, 29)) == made
-    with pytest.raises(DataError, match="2000-03, which has not begun"):
+    with pytest.raises(DataError, match="2000-03, which is in the future"):
         read_hand_in(tmp_path / "n.json", today=date(2000, 2, 27))
 
 

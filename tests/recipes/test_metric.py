@@ -20,10 +20,10 @@ from equifed.errors import ConfigError
 from equifed.metrics import Metric, catalogue
 from equifed.metrics.catalogue import METRICS, describe
 from equifed.registry import trust
-from equifed.report.comparison import Comparison, Variant, variants_of
-from equifed.report.groups import rate_intervals, rows_of
 from equifed.report.numbers import records
-from equifed.report.verdict import verdict_of
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import rate_intervals, rows_of
+from equifed.verdict.variants import Variant
 
 ENTRIES = """
 from equifed.metrics import Metric
@@ -115,7 +115,7 @@ def check_what_rests_on_rows(variant: Variant, y: np.ndarray, d: np.ndarray, s: 
 
 def test_interval_pooling_and_few_rows_follow(measured: Any) -> None:
     result, y, d, s = measured
-    (variant,) = variants_of([result])
+    (variant,) = result.variants
     check_what_rests_on_rows(variant, y, d, s)
     assert GAP in variant.noisy
     gaps = {gap.attribute: gap for gap in variant.gaps(GAP)}
@@ -134,14 +134,14 @@ def test_the_same_follows_where_its_module_is_not(measured: Any) -> None:
     catalogue._OUTSIDE.clear()
     assert describe("precision").share is None
     catalogue.learn([{**each, "rests_on": "count"} for each in facts])  # a fact of an older version is left out
-    (variant,) = variants_of([result])
+    (variant,) = result.variants
     check_what_rests_on_rows(variant, y, d, s)
 
 
 def test_report_verdict_and_records_have_it(measured: Any, tmp_path: Path) -> None:
     result, *_ = measured
     comparison = Comparison.of([result], disparity=GAP)
-    assert "the precision of " in " ".join(verdict_of(comparison).sentences).lower()
+    assert "the precision of " in " ".join(comparison.verdict.sentences).lower()
     page = ef.report.write_report([result], tmp_path / "page.html", disparity=GAP).read_text()
     assert "Predictive parity difference by attribute" in page
     found = records(comparison).set_index(["scope", "metric"])

@@ -15,8 +15,8 @@ from store.silos import write_config, write_silos
 import equifed as ef
 from equifed.config import load_config
 from equifed.report.card import Card, Table, card_of
-from equifed.report.comparison import Comparison
 from equifed.store import Store
+from equifed.verdict.comparison import Comparison
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_what_is_not_known_is_said(uneven: ef.Federation) -> None:
 
 
 def test_limits_are_the_reports_caveats_and_withheld_is_not_a_number(result: ef.Result) -> None:
-    from equifed.report.verdict import verdict_of
+    from equifed.verdict.sentences import verdict_of
 
     caveats = verdict_of(Comparison.of([result])).caveats
     text = card_of(result).markdown()

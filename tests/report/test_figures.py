@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 import equifed as ef
-from equifed.report.comparison import Comparison
 from equifed.report.numbers import page_data
+from equifed.verdict.comparison import Comparison
 from report.runs import HOSTILE, federation, hostile_result, run
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (the extra `figures`)")

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 import equifed as ef
-from equifed.report.comparison import Comparison, variants_of
 from equifed.report.numbers import records
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.variants import variants_of
 
 
 def made(min_group: int = 0) -> tuple[ef.Result, pd.DataFrame]:

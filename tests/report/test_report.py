@@ -22,9 +22,11 @@ from equifed.methods import REGISTRY, citation
 from equifed.metrics.seeds import holm, wilson
 from equifed.notes import Note
 from equifed.report import summary_table, verdict, write_report
-from equifed.report.comparison import Comparison, against, variants_of
-from equifed.report.groups import marginals, parts, worst_pair
 from equifed.report.numbers import records
+from equifed.verdict.choose import against
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import marginals, parts, worst_pair
+from equifed.verdict.variants import variants_of
 from report.runs import HOSTILE, federation, hostile_result, rows, run
 
 
@@ -152,8 +154,10 @@ def test_paired_tests_are_those_of_scipy(pair, tmp_path):
         bounds = stats.t.interval(0.95, 2, own.mean(), stats.sem(own))
         final = page_of(pair, tmp_path).data["variants"][0]["final"][metric]
         assert (final["low"], final["high"]) == pytest.approx(bounds)
-    assert against([a], replace(b, data="other"), "loss") == [None]
-    assert against([a], replace(b, final=b.final.iloc[:2]), "loss") == [None]
+    (elsewhere,) = replace(pair[1], info={**pair[1].info, "data": "other"}).variants
+    assert against([a], elsewhere, "loss") == [None]
+    (shorter,) = replace(pair[1], metrics=pair[1].metrics.query("seed < 2")).variants
+    assert against([a], shorter, "loss") == [None]
     assert against([replace(a)], a, "loss")[0].p == 1
 
 
@@ -418,7 +422,7 @@ def test_a_notebook_shows_a_result(pair):
 
 def test_sweep(tmp_path):
     fed = federation()
-    result = ef.sweep(
+    result = ef.simulate(
         ef.methods.FedProx(), fed, over={"mu": [0.0, 1.0, 20.0]}, model=ef.models.Logistic(), rounds=3, seeds=[0, 1, 2]
     )
     data = page_of([result], tmp_path).data

@@ -83,7 +83,7 @@ def _two() -> ef.Federation:
 def test_a_sweep_has_a_part_for_each_setting(result: ef.Result) -> None:
     rng = np.random.default_rng(3)
     fed = ef.Federation.from_arrays([minority(rng, 30, "a") for _ in range(5)], test=minority(rng, 40, "a"))
-    swept = ef.sweep(
+    swept = ef.simulate(
         ef.methods.FedAvg(), fed, model=ef.models.Logistic(), rounds=1, seeds=[0], robust="trimmed-mean",
         over={"liars": [0.2, 0.4]},
     )  # fmt: skip

@@ -15,9 +15,9 @@ import equifed as ef
 from equifed.cli.tables import local_table
 from equifed.metrics.calibration import BINS, error_by_chance, histograms
 from equifed.report import verdict
-from equifed.report.comparison import Comparison
-from equifed.report.local import Local
 from equifed.report.numbers import page_data
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.local import Local
 from report.runs import federation, run
 from report.test_report import page_of
 
@@ -151,7 +151,7 @@ def test_simulated_secure_sums_are_told_apart(tmp_path):
     assert "Secure sums, simulated. These exchanges are those of a federation" in text
     assert text.count("gets only the sum") == text.count("takes the masks off the sum") == 3
     assert "can hide a single client's reply" not in text
-    assert "nobody but a silo itself knows it" in text  # single clients' figures
+    assert "only the silo itself knows them" in text  # single clients' figures
     text = page_of([plain, secure], tmp_path).text
     assert "The exchanges of kffl are those of a federation" in text
     assert "secure sums (secure = true) can hide a single client's reply" in text

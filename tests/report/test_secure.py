@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import equifed as ef
 from equifed.cli.app import app
 from equifed.report import verdict
-from equifed.report.silos import NOT_AVAILABLE, Silos
+from equifed.verdict.silos import NOT_AVAILABLE, Silos
 from report.federated import secured
 from report.runs import federation, run
 from report.test_report import page_of

@@ -19,10 +19,11 @@ import equifed as ef
 from equifed.data import Schema
 from equifed.metrics.seeds import wilson
 from equifed.report import verdict
-from equifed.report.comparison import Comparison, variants_of
-from equifed.report.groups import marginals
 from equifed.report.numbers import page_data, records
-from equifed.report.silos import Silos, as_disclosed, other_notes
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import marginals
+from equifed.verdict.silos import Silos, as_disclosed, other_notes
+from equifed.verdict.variants import variants_of
 from report.federated import PLAIN, small, troubled, untroubled
 from report.runs import HOSTILE, federation, run
 from report.test_report import Page, page_of
@@ -124,7 +125,7 @@ def test_what_is_withheld_is_called_so(trouble: ef.Result, hidden: ef.Result, tm
     assert not any(group["curve"] for group in page.data["calibration"][0]["groups"])
     assert groups.count("withheld") == 2 * 7  # all but the number of rows disclosed, for both groups
     assert "undefined" not in groups
-    assert "disclosed together for none of the 130 test rows" in page.text
+    assert "The confusion counts of all 130 test rows are withheld" in page.text
     for cell in page.data["table"]["rows"][0][: len(page.data["tests"]["columns"])]:
         assert (cell["mean"], cell["absent"]) == (None, "withheld")
     said = verdict([hidden])

@@ -15,8 +15,8 @@ import equifed as ef
 from equifed.federation import RowSets
 from equifed.metrics import counts
 from equifed.metrics.calibration import BINS, histograms
-from equifed.report.comparison import variants_of
 from equifed.store.results import load_result, save_result
+from equifed.verdict.variants import variants_of
 
 GROUPS = ["a", "b", "c"]
 SETTINGS = {"model": ef.models.Logistic(), "rounds": 2, "local": ef.Local(batch_size=20, learning_rate=0.3)}
@@ -43,7 +43,7 @@ def counted(result: ef.Result, part: tuple[np.ndarray, ...], run: object, client
 
 
 def test_counts_are_those_of_the_final_models(fed: ef.Federation) -> None:
-    result = ef.sweep(ef.methods.FedProx(), fed, over={"mu": [0.0, 5.0]}, seeds=[3, 7], **SETTINGS)
+    result = ef.simulate(ef.methods.FedProx(), fed, over={"mu": [0.0, 5.0]}, seeds=[3, 7], **SETTINGS)
     for split, part in {"test": TEST, "validation": VALIDATION}.items():
         tables = result.count_tables(split)
         assert list(tables) == list(result.parameters) == [(0.0, 3), (0.0, 7), (5.0, 3), (5.0, 7)]
@@ -121,7 +121,7 @@ def test_histograms_and_local_gaps_are_kept_and_come_back(tmp_path: Path) -> Non
     fed = ef.Federation.from_arrays(
         [rows(rng, 40) for _ in range(3)], test=TEST, client_tests=[rows(rng, 20) for _ in range(3)]
     )
-    result = ef.sweep(ef.methods.FedProx(), fed, over={"mu": [0.0, 5.0]}, seeds=[3, 7], **SETTINGS)
+    result = ef.simulate(ef.methods.FedProx(), fed, over={"mu": [0.0, 5.0]}, seeds=[3, 7], **SETTINGS)
     x, y, s = TEST
     for (mu, seed), block in result.calibration.groupby(["mu", "seed"]):
         expected = histograms(y, result.predict(x, run=(mu, seed)), sensitive_features=s)

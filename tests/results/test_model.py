@@ -214,7 +214,7 @@ def test_a_package_that_was_changed_is_refused(network: ef.Result, tmp_path: Pat
 def test_which_of_several_models(tmp_path: Path) -> None:
     def swept(**more: Any) -> ef.Result:
         fed = federation(patients())
-        return ef.sweep(
+        return ef.simulate(
             make("kffl"), fed, model=ef.models.Logistic(), over={"fairness_weight": [0.0, 50.0]}, **QUICK, **more
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equifed.secure import Exchange, Masked, Silo, Told, Total, total
+from equifed.secure import Exchange, Masked, Silo, Total, UnmaskReply, total
 
 RUN = "20260101-000000-fedavg-0000"
 LAYOUT, SENT = b"update: 7 numbers", b"what all got alike"
@@ -53,14 +53,14 @@ class Federation:
         there = [name for name in exchange.names if name not in gone]
         return {name: self.silos[name].mask(exchange, LAYOUT, SENT, self.numbers(name)) for name in there}
 
-    def tell(self, exchange: Exchange, masked: dict[str, Masked], late: Iterable[str] = ()) -> dict[str, Told]:
+    def tell(self, exchange: Exchange, masked: dict[str, Masked], late: Iterable[str] = ()) -> dict[str, UnmaskReply]:
         answering = [name for name in masked if name not in late]
         return {name: self.ask(name, transcript(exchange), masked, masked) for name in answering}
 
-    def ask(self, name: str, about: bytes, masked: dict[str, Masked], survivors: Iterable[str]) -> Told:
+    def ask(self, name: str, about: bytes, masked: dict[str, Masked], survivors: Iterable[str]) -> UnmaskReply:
         """One silo's answer to `unmask`."""
         sealed = {other: masked[other].shares[name] for other in survivors if other != name and other in masked}
-        return self.silos[name].tell(about, tuple(survivors), sealed)
+        return self.silos[name].unmask(about, tuple(survivors), sealed)
 
     def sum(self, exchange: Exchange, gone: Iterable[str] = (), late: Iterable[str] = ()) -> Total:
         masked = self.mask(exchange, gone)

@@ -71,7 +71,7 @@ def test_a_signature_as_anybody_can_check_it(keys: Path) -> None:
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="OpenSSH is not installed here")
 def test_other_kinds_of_private_keys_are_refused(tmp_path: Path) -> None:
     for kind, more, words in (
-        ("ed25519", "", "no key on an elliptic curve"),
+        ("ed25519", "", "not a key on an elliptic curve"),
         ("ecdsa", "a password", "cannot be read"),
     ):
         path = tmp_path / kind
@@ -106,9 +106,9 @@ def test_rosters_that_cannot_be_read(keys: Path) -> None:
             Roster.read(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         Roster.read(keys / "missing.json")
-    with pytest.raises(ConfigError, match="key of 'west' is no public key on an elliptic curve"):
+    with pytest.raises(ConfigError, match="key of 'west' is not a public key on an elliptic curve"):
         Roster.read(roster(keys, "north", west="ssh-rsa AAAA"))
-    with pytest.raises(ConfigError, match="key of 'west' is no public key on an elliptic curve"):
+    with pytest.raises(ConfigError, match="key of 'west' is not a public key on an elliptic curve"):
         Roster.read(roster(keys, "north", west=ED25519))
     with pytest.raises(ConfigError, match="one key for 'north' and 'west'"):
         Roster.read(roster(keys, "north", "south", west=public_line(keys, "north").split(" north")[0] + " another"))

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equifed.secure.primitives import CHUNK, add_mask, agree, derive, packed, seal, unseal
+from equifed.secure.primitives import CHUNK, add_mask, agree, derive, pack, seal, unseal
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes, length: int) -> bytes:
@@ -94,8 +94,8 @@ parts = st.lists(st.one_of(st.text(), st.binary(), st.integers(0, 2**63), st.lis
 def test_different_parts_are_packed_differently(one: list, other: list) -> None:
     """But for what parts are: an exchange has its parts in a fixed order of types."""
     if [type(part) for part in one] == [type(part) for part in other]:
-        assert (packed(*one) == packed(*other)) == (one == other)
-    assert packed("ab", "c") != packed("a", "bc") != packed(["a", "bc"])
+        assert (pack(*one) == pack(*other)) == (one == other)
+    assert pack("ab", "c") != pack("a", "bc") != pack(["a", "bc"])
 
 
 def test_what_was_sealed_opens_with_the_same_key_and_words_only() -> None:

@@ -16,7 +16,7 @@ import pytest
 from store.faults import Death, Disk
 
 from equifed.files import read_sealed, write_sealed
-from equifed.secure import Exchange, NotSummed, Refused, Silo, Told, threshold, total, unsummed
+from equifed.secure import Exchange, NotSummed, Refused, Silo, UnmaskReply, find_obstacle, threshold, total
 from secure.sums import LAYOUT, RUN, SENT, Federation, transcript
 
 
@@ -43,7 +43,9 @@ def refused(exchange: Exchange, federation: Federation, words: str, name: str = 
 
 def test_too_few_silos(federation: Federation) -> None:
     for count in (1, 2):
-        refused(federation.exchange(names=federation.names[2 : 2 + count]), federation, "fewer than 3 hides nobody")
+        refused(
+            federation.exchange(names=federation.names[2 : 2 + count]), federation, "fewer than 3 hides no silo's reply"
+        )
     refused(Exchange(RUN, 1, 1, (), (), 0), federation, "fewer than 3")
     federation.silos["silo-02"].check(federation.exchange(names=federation.names[:3]))
 
@@ -51,11 +53,11 @@ def test_too_few_silos(federation: Federation) -> None:
 def test_its_own_key_is_not_shown(federation: Federation) -> None:
     good = federation.exchange()
     other = tuple(os.urandom(32) if name == "silo-02" else key for name, key in zip(good.names, good.keys, strict=True))
-    refused(good._replace(keys=other), federation, "another key of this silo")
+    refused(good._replace(keys=other), federation, "another key for this silo")
 
 
 def test_its_own_name_is_not_there(federation: Federation) -> None:
-    refused(federation.exchange(names=("silo-00", "silo-01", "silo-03")), federation, "not for this silo")
+    refused(federation.exchange(names=("silo-00", "silo-01", "silo-03")), federation, "does not include this silo")
 
 
 def test_names_or_keys_that_are_there_twice_or_not_in_order(federation: Federation) -> None:
@@ -63,9 +65,9 @@ def test_names_or_keys_that_are_there_twice_or_not_in_order(federation: Federati
     twice = (good.names[0], *good.names[:4])
     refused(good._replace(names=twice), federation, "sorted")
     refused(good._replace(names=good.names[::-1], keys=good.keys[::-1]), federation, "sorted")
-    refused(good._replace(keys=(*good.keys[:4], good.keys[3])), federation, "a key each")
-    refused(good._replace(keys=good.keys[:4]), federation, "a key each")
-    refused(good._replace(keys=(*good.keys[:4], good.keys[4][:31])), federation, "a key each")
+    refused(good._replace(keys=(*good.keys[:4], good.keys[3])), federation, "one key each")
+    refused(good._replace(keys=good.keys[:4]), federation, "one key each")
+    refused(good._replace(keys=(*good.keys[:4], good.keys[4][:31])), federation, "one key each")
 
 
 def test_numbers_that_are_none(federation: Federation) -> None:
@@ -80,7 +82,7 @@ def test_another_run(federation: Federation) -> None:
 def test_a_key_that_hides_nothing(federation: Federation) -> None:
     good = federation.exchange()
     for low in (bytes(32), (1).to_bytes(32, "little")):
-        refused(good._replace(keys=(low, *good.keys[1:])), federation, "hides nothing")
+        refused(good._replace(keys=(low, *good.keys[1:])), federation, "is unsafe")
 
 
 def test_a_key_never_changes_within_a_run(federation: Federation) -> None:
@@ -102,8 +104,8 @@ def test_an_attempt_is_masked_once(federation: Federation) -> None:
     silo.mask(federation.exchange(5, attempt=1), LAYOUT, SENT, federation.numbers("silo-02"))  # a server that resumes
     for _ in range(2):
         for attempt in (0, 1, 2, 3):
-            refused(federation.exchange(7, attempt), federation, "masked that exchange already")
-        refused(federation.exchange(5, 1), federation, "masked that exchange already")
+            refused(federation.exchange(7, attempt), federation, "already masked that exchange")
+        refused(federation.exchange(5, 1), federation, "already masked that exchange")
         federation.restart()
         silo = federation.silos["silo-02"]
     silo.mask(federation.exchange(7, attempt=4), LAYOUT, SENT, federation.numbers("silo-02"))
@@ -114,7 +116,7 @@ def test_an_exchange_is_of_the_same_silos_in_every_attempt(federation: Federatio
     federation.silos["silo-02"].mask(federation.exchange(7), LAYOUT, SENT, federation.numbers("silo-02"))
     for _ in range(2):
         for names in (federation.names[1:], federation.names[:-1]):
-            refused(federation.exchange(7, 2, names), federation, "was of other silos before")
+            refused(federation.exchange(7, 2, names), federation, "had other silos before")
         federation.restart()
     federation.silos["silo-02"].check(federation.exchange(8, 1, federation.names[1:]))
     federation.silos["silo-02"].check(federation.exchange(7, 2))
@@ -125,8 +127,8 @@ def test_an_exchange_is_unmasked_once_and_none_before_it(federation: Federation)
     federation.sum(federation.exchange(7))
     for _ in range(2):
         for number, attempt in ((7, 2), (7, 99), (6, 1), (0, 1)):
-            refused(federation.exchange(number, attempt), federation, "helped to unmask that exchange, or a later one")
-        refused(federation.exchange(9, 1), federation, "masked that exchange already")
+            refused(federation.exchange(number, attempt), federation, "helped to unmask that exchange or a later one")
+        refused(federation.exchange(9, 1), federation, "already masked that exchange")
         federation.restart()
     federation.sum(federation.exchange(8))
     federation.sum(federation.exchange(9, 2))
@@ -143,17 +145,17 @@ def test_one_model_is_heard_in_an_exchange(federation: Federation) -> None:
     for _ in range(2):
         silo = federation.silos["silo-02"]
         for number in (3, 4, 2):
-            silo.hear(number, b"model %d" % number)
-            silo.hear(number, b"model %d" % number)
-            with pytest.raises(Refused, match="something else was sent"):
-                silo.hear(number, b"another")
+            silo.record_message(number, b"model %d" % number)
+            silo.record_message(number, b"model %d" % number)
+            with pytest.raises(Refused, match="another message was sent"):
+                silo.record_message(number, b"another")
         federation.restart()
     federation.sum(federation.exchange(3))
     for number in (2, 3):
         with pytest.raises(Refused, match="helped to unmask that exchange"):
-            federation.silos["silo-02"].hear(number, b"model %d" % number)
-    with pytest.raises(Refused, match="something else was sent"):
-        federation.silos["silo-02"].hear(4, b"another")
+            federation.silos["silo-02"].record_message(number, b"model %d" % number)
+    with pytest.raises(Refused, match="another message was sent"):
+        federation.silos["silo-02"].record_message(4, b"another")
     assert read_sealed(federation.place / "silo-02" / "secret")["heard"].keys() == {"4"}
 
 
@@ -176,15 +178,15 @@ def test_questions_that_are_not_answered(federation: Federation) -> None:
     names = federation.names
     for _ in range(2):
         for about, survivors, words in (
-            (transcript(exchange), names, "masked nothing for this transcript"),  # not the latest attempt
-            (transcript(exchange._replace(attempt=3)), names[:4], "masked nothing for this transcript"),
-            (again.transcript(LAYOUT, b"something else was sent"), names[:4], "masked nothing for this transcript"),
-            (b"", names, "masked nothing for this transcript"),
-            (transcript(again), (*names[:2], *names[3:]), "without this silo"),
-            (transcript(again), (*names[:4], "silo-05"), "not silos of the exchange"),
-            (transcript(again), (*names[:4], "silo-03"), "once each"),
+            (transcript(exchange), names, "not masked a reply for this transcript"),  # not the latest attempt
+            (transcript(exchange._replace(attempt=3)), names[:4], "not masked a reply for this transcript"),
+            (again.transcript(LAYOUT, b"something else was sent"), names[:4], "not masked a reply for this transcript"),
+            (b"", names, "not masked a reply for this transcript"),
+            (transcript(again), (*names[:2], *names[3:]), "would not include this silo"),
+            (transcript(again), (*names[:4], "silo-05"), "not distinct silos of the exchange"),
+            (transcript(again), (*names[:4], "silo-03"), "not distinct silos"),
             (transcript(again), names[:3], "3 of 5 silos; at least 4"),
-            (transcript(again), (), "without this silo"),
+            (transcript(again), (), "would not include this silo"),
         ):
             with pytest.raises(Refused, match=words):
                 federation.ask("silo-02", about, old | masked, survivors)
@@ -198,7 +200,7 @@ def test_it_answers_for_one_set_of_survivors_and_always_the_same(federation: Fed
     first = federation.ask("silo-02", transcript(exchange), masked, federation.names[:4])
     for _ in range(2):
         for survivors in (federation.names, federation.names[1:], ("silo-00", *federation.names[2:])):
-            with pytest.raises(Refused, match="for other silos"):
+            with pytest.raises(Refused, match="for other survivors"):
                 federation.ask("silo-02", transcript(exchange), masked, survivors)
         assert federation.ask("silo-02", transcript(exchange), masked, federation.names[3::-1]) == first
         federation.restart()
@@ -211,7 +213,7 @@ def test_a_share_or_a_seed_of_each_other_silo_and_never_both(federation: Federat
     assert told.shares.keys() == set(federation.names[:4])
     assert told.seeds.keys() == {"silo-04"}
     everything = {name: masked[name].shares["silo-02"] for name in federation.names if name != "silo-02"}
-    assert federation.silos["silo-02"].tell(transcript(exchange), federation.names[:4], everything) == told
+    assert federation.silos["silo-02"].unmask(transcript(exchange), federation.names[:4], everything) == told
 
 
 def test_shares_that_were_sealed_for_another_silo_direction_or_attempt_do_not_open(federation: Federation) -> None:
@@ -224,7 +226,7 @@ def test_shares_that_were_sealed_for_another_silo_direction_or_attempt_do_not_op
         "silo-03": old["silo-03"].shares["silo-02"],  # of the attempt before
         "silo-04": masked["silo-04"].shares["silo-02"],
     }
-    told = federation.silos["silo-02"].tell(transcript(exchange), federation.names, swapped)
+    told = federation.silos["silo-02"].unmask(transcript(exchange), federation.names, swapped)
     assert told.shares.keys() == {"silo-02", "silo-04"}
 
 
@@ -259,7 +261,7 @@ def test_a_damaged_state_is_refused_and_left_as_it_is(federation: Federation) ->
             lambda: federation.start("silo-02"),
             lambda: federation.silos["silo-02"].check(federation.exchange(2)),
             masking(federation, federation.exchange(2)),
-            lambda: federation.silos["silo-02"].tell(transcript(federation.exchange()), federation.names, {}),
+            lambda: federation.silos["silo-02"].unmask(transcript(federation.exchange()), federation.names, {}),
         ):
             with pytest.raises(Refused, match="'secret' of its state folder is damaged"):
                 ask()
@@ -283,7 +285,7 @@ def test_a_state_that_was_lost_is_a_silo_without_part_in_the_run(federation: Fed
     running = federation.silos["silo-02"]
     shutil.rmtree(federation.place / "silo-02")
     federation.silos["silo-02"] = federation.start("silo-02")
-    refused(exchange._replace(number=2), federation, "another key of this silo")
+    refused(exchange._replace(number=2), federation, "another key for this silo")
     with pytest.raises(Refused, match="another run or silo"):
         running.check(exchange._replace(number=2))  # a process that had the lost key
 
@@ -292,13 +294,13 @@ def test_two_processes_of_one_silo_have_one_memory(federation: Federation) -> No
     one, other = federation.silos["silo-02"], federation.start("silo-02")
     exchange = federation.exchange()
     masked = federation.mask(exchange)
-    with pytest.raises(Refused, match="masked that exchange already"):
+    with pytest.raises(Refused, match="already masked that exchange"):
         other.check(exchange)
     sealed = {name: masked[name].shares["silo-02"] for name in federation.names if name != "silo-02"}
-    told = other.tell(transcript(exchange), federation.names[:4], sealed)
-    with pytest.raises(Refused, match="for other silos"):
-        one.tell(transcript(exchange), federation.names, sealed)
-    assert one.tell(transcript(exchange), federation.names[:4], sealed) == told
+    told = other.unmask(transcript(exchange), federation.names[:4], sealed)
+    with pytest.raises(Refused, match="for other survivors"):
+        one.unmask(transcript(exchange), federation.names, sealed)
+    assert one.unmask(transcript(exchange), federation.names[:4], sealed) == told
 
 
 def test_secrets_are_told_to_nobody(federation: Federation) -> None:
@@ -334,7 +336,7 @@ class Liar:
         """All that were asked for: number, transcript, cohort."""
         self.masked: list[tuple[int, int]] = []
         """Exchanges and attempts of which a masked reply came."""
-        self.told: dict[bytes, list[tuple[frozenset[str], Told]]] = {}
+        self.told: dict[bytes, list[tuple[frozenset[str], UnmaskReply]]] = {}
         self.deaths = 0
 
     def ask(self, question: Callable[[], object]) -> Any:
@@ -377,7 +379,7 @@ class Liar:
         _, about, cohort = self.exchanges[-1 - int(min(self.rng.geometric(0.6), len(self.exchanges)) - 1)]
         there = [name for name in cohort if self.rng.random() < 0.85]
         silo = self.federation.silos["silo-02"]
-        if told := self.ask(lambda: silo.tell(about, there, self.sealed[about])):
+        if told := self.ask(lambda: silo.unmask(about, there, self.sealed[about])):
             self.told.setdefault(about, []).append((frozenset(there), told))
 
 
@@ -424,7 +426,7 @@ def test_death_at_every_step_of_telling(tmp_path: Path, manner: str) -> None:
         assert written or died, "an answer went out that was not written first"
         assert (state["told"] == number) == written
         if written:
-            with pytest.raises(Refused, match="for other silos"):
+            with pytest.raises(Refused, match="for other survivors"):
                 federation.ask("silo-02", about, masked, names)
             with pytest.raises(Refused, match="helped to unmask that exchange"):
                 federation.silos["silo-02"].check(federation.exchange(number, attempt=2))
@@ -451,7 +453,7 @@ def test_death_at_every_step_of_masking(tmp_path: Path, manner: str) -> None:
         known = str(number) in read_sealed(federation.place / "silo-02" / "secret")["attempts"]
         assert known or died
         if known:
-            refused(exchange, federation, "masked that exchange already")
+            refused(exchange, federation, "already masked that exchange")
         federation.sum(federation.exchange(number, attempt=2))
         if not died:
             break
@@ -489,7 +491,7 @@ def test_two_sums_share_more_than_a_third_of_the_plan_whoever_is_left_out() -> N
             for cohort in range(1, n + 1)
             for masked in range(1, cohort + 1)
             for told in range(1, masked + 1)
-            if unsummed(cohort, masked, told, planned=n) is None
+            if find_obstacle(cohort, masked, told, planned=n) is None
         )
         assert 2 * fewest - n > n / 3  # what two sets of so many have in common at least
 
@@ -505,7 +507,7 @@ def test_a_cohort_that_was_made_small(tmp_path: Path) -> None:
     for gone in (1, 2):
         there = dict(list(masked.items())[gone:])
         for name in there:
-            with pytest.raises(Refused, match=f"over {7 - gone} of 9 silos; at least 7 must be in it"):
+            with pytest.raises(Refused, match=f"over {7 - gone} of 9 silos; at least 7 are required"):
                 federation.ask(name, transcript(seven), there, there)
     told = federation.tell(seven, masked)
     assert (total(seven, transcript(seven), masked, told).numbers == federation.plain(seven.names)).all()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from store.faults import Fake
 
-from equifed.secure import Exchange, Masked, Silo, Told, shamir
-from equifed.secure.exchange import commitment, lock, locked, self_seed
-from equifed.secure.primitives import add_mask, derive, packed, unseal
+from equifed.secure import Exchange, Masked, Silo, UnmaskReply, shamir
+from equifed.secure.exchange import commitment, lock_key, lock_seed, self_seed
+from equifed.secure.primitives import add_mask, derive, pack, unseal
 from secure.sums import Federation, transcript
 
 
@@ -26,7 +26,7 @@ class Spy(Silo):
     """A silo in the server's pay, which tells it all it knows."""
 
     def share(self, of: str, sealed: Mapping[str, bytes], about: bytes, key: bytes) -> bytes:
-        way = packed(of, self.name, about)
+        way = pack(of, self.name, about)
         return unseal(self._share_key(of, key, way), sealed[self.name], way) or b""
 
     def seed(self, other: str, about: bytes, key: bytes) -> bytes:
@@ -47,7 +47,7 @@ class Splitter:
         self.spies = {name: Spy(name, federation.silos[name].run, federation.place / name) for name in spies}
         honest = [name for name in self.names if name not in self.spies]
         self.there = {name: [each for each in self.names if each not in without.get(name, ())] for name in honest}
-        self.told: dict[str, Told] = {
+        self.told: dict[str, UnmaskReply] = {
             name: federation.ask(name, self.about, self.masked, self.there[name]) for name in honest
         }
 
@@ -82,7 +82,7 @@ class Splitter:
                 for name in there
                 if name != teller
             ]
-            found.append(locked(self.told[teller].seeds[gone], lock(openers), gone))
+            found.append(lock_seed(self.told[teller].seeds[gone], lock_key(openers), gone))
         return found
 
     def sum_over(self, some: Iterable[str]) -> list[np.ndarray]:

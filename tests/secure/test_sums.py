@@ -21,8 +21,18 @@ from scipy import stats
 from store.faults import Fake
 
 from equifed.files import read_sealed
-from equifed.secure import Masked, NotSummed, Refused, Told, masked_bytes, threshold, total, unmask_bytes, unsummed
-from equifed.secure.exchange import lock, locked
+from equifed.secure import (
+    Masked,
+    NotSummed,
+    Refused,
+    UnmaskReply,
+    find_obstacle,
+    masked_bytes,
+    threshold,
+    total,
+    unmask_bytes,
+)
+from equifed.secure.exchange import lock_key, lock_seed
 from secure.sums import LAYOUT, RUN, SENT, Federation, transcript
 from secure.test_primitives import hkdf, key_stream
 
@@ -49,17 +59,17 @@ def check_pattern(federation: Federation, number: int, gone: list[str], late: li
     count, exchange = len(federation.names), federation.exchange(number)
     there = [name for name in federation.names if name not in gone]
     may = allowed(count, len(gone), len(late))
-    assert (unsummed(count, len(there), len(there) - len(late)) is None) == may
+    assert (find_obstacle(count, len(there), len(there) - len(late)) is None) == may
     masked = federation.mask(exchange, gone)
     if may:
         result = total(exchange, transcript(exchange), masked, federation.tell(exchange, masked, late))
         np.testing.assert_array_equal(result.numbers, federation.plain(there))
-        assert result.liars == ()
+        assert result.faulty == ()
         return True
-    told: dict[str, Told] = {}
+    told: dict[str, UnmaskReply] = {}
     if len(there) < 2 * count // 3 + 1:
         for name in there:
-            with pytest.raises(Refused, match="must be in it"):
+            with pytest.raises(Refused, match="are required"):
                 federation.ask(name, transcript(exchange), masked, there)
     else:
         told = federation.tell(exchange, masked, late)
@@ -95,7 +105,7 @@ def test_sums_of_up_to_50_silos(tmp_path_factory: pytest.TempPathFactory, count:
 def test_thresholds() -> None:
     expected = {3: 3, 4: 3, 5: 4, 6: 5, 8: 6, 10: 7, 50: 34, 500: 334}
     assert {n: threshold(n) for n in expected} == expected
-    assert unsummed(2, 2, 2) is not None
+    assert find_obstacle(2, 2, 2) is not None
 
 
 def test_a_masked_reply_that_comes_late_is_of_no_use(tmp_path: Path) -> None:
@@ -108,8 +118,8 @@ def test_a_masked_reply_that_comes_late_is_of_no_use(tmp_path: Path) -> None:
     values = late.values.copy()
     for name, answer in told.items():
         assert "silo-04" not in answer.shares
-        key = lock([told[other].openers[name] for other in told if other != name])
-        seed = locked(answer.seeds["silo-04"], key, "silo-04")
+        key = lock_key([told[other].openers[name] for other in told if other != name])
+        seed = lock_seed(answer.seeds["silo-04"], key, "silo-04")
         values += np.frombuffer(key_stream(seed, values.nbytes), "<u8")  # all sort before silo-04
     own = federation.numbers("silo-04").astype(np.uint64)
     assert (values != own).all()
@@ -219,7 +229,7 @@ def test_silos_that_were_told_different_things_cannot_be_unmasked(tmp_path: Path
     )
     for name in federation.names[:3]:
         federation.ask(name, about, masked, federation.names)
-    with pytest.raises(Refused, match="masked nothing"):
+    with pytest.raises(Refused, match="not masked a reply"):
         federation.ask("silo-03", about, masked, federation.names)
     told = {name: federation.ask(name, about, masked, federation.names) for name in federation.names[:3]}
     with pytest.raises(NotSummed, match="silo-03"):
@@ -262,10 +272,10 @@ def test_who_tells_false_shares_is_named_and_left_out(tmp_path: Path, count: int
         told = federation.tell(exchange, masked)
         names = {federation.names[liar] for liar in liars}
         for name in names:
-            told[name] = Told({other: changed(share) for other, share in told[name].shares.items()}, {}, {})
+            told[name] = UnmaskReply({other: changed(share) for other, share in told[name].shares.items()}, {}, {})
         result = total(exchange, transcript(exchange), masked, told)
         np.testing.assert_array_equal(result.numbers, federation.plain(federation.names))
-        assert set(result.liars) == names
+        assert set(result.faulty) == names
 
 
 def test_one_false_share_among_true_ones_is_seen(tmp_path: Path) -> None:
@@ -277,7 +287,7 @@ def test_one_false_share_among_true_ones_is_seen(tmp_path: Path) -> None:
         told[liar].shares["silo-04"] = changed(told[liar].shares["silo-04"])
         result = total(exchange, transcript(exchange), masked, told)
         np.testing.assert_array_equal(result.numbers, federation.plain(federation.names))
-        assert result.liars == (liar,)
+        assert result.faulty == (liar,)
 
 
 def test_a_silo_that_deals_false_shares_is_named_instead_of_those_who_pass_them_on(tmp_path: Path) -> None:
@@ -289,7 +299,7 @@ def test_a_silo_that_deals_false_shares_is_named_instead_of_those_who_pass_them_
         told[name].shares["silo-04"] = changed(told[name].shares["silo-04"])
     result = total(exchange, transcript(exchange), masked, told)
     np.testing.assert_array_equal(result.numbers, federation.plain(federation.names))
-    assert result.liars == ("silo-04",)
+    assert result.faulty == ("silo-04",)
 
 
 def test_false_shares_beyond_what_can_be_spared(tmp_path: Path) -> None:
@@ -327,7 +337,7 @@ def test_what_does_not_open_or_is_no_share_is_not_used(tmp_path: Path) -> None:
         told["silo-01"].shares["silo-04"] = nothing
         result = total(exchange, transcript(exchange), masked, told)
         np.testing.assert_array_equal(result.numbers, federation.plain(federation.names))
-        assert result.liars == ()
+        assert result.faulty == ()
 
 
 @pytest.mark.parametrize(
@@ -341,7 +351,7 @@ def test_values_that_do_not_fit(tmp_path: Path, values: object) -> None:
     masked = federation.mask(exchange)
     told = federation.tell(exchange, masked)
     masked["silo-02"] = masked["silo-02"]._replace(values=values)
-    with pytest.raises(NotSummed, match="what came from silo-02 does not fit"):
+    with pytest.raises(NotSummed, match="the replies of silo-02 do not fit"):
         total(exchange, transcript(exchange), masked, told)
 
 
@@ -352,17 +362,17 @@ def test_seeds_and_replies_that_do_not_fit(tmp_path: Path) -> None:
     told = federation.tell(exchange, masked)
     about = transcript(exchange)
     for seeds in ({}, {"silo-03": bytes(31)}, {"silo-00": bytes(32)}):
-        with pytest.raises(NotSummed, match="what came from silo-01 does not fit"):
+        with pytest.raises(NotSummed, match="the replies of silo-01 do not fit"):
             total(exchange, about, masked, told | {"silo-01": told["silo-01"]._replace(seeds=seeds)})
     for openers in ({}, {"silo-00": bytes(32)}, {"silo-00": bytes(32), "silo-02": bytes(33)}):
-        with pytest.raises(NotSummed, match="what came from silo-01 does not fit"):
+        with pytest.raises(NotSummed, match="the replies of silo-01 do not fit"):
             total(exchange, about, masked, told | {"silo-01": told["silo-01"]._replace(openers=openers)})
     with pytest.raises(NotSummed, match="stranger"):
         total(exchange, about, masked | {"stranger": masked["silo-00"]}, told)
     some = {name: told[name] for name in ("silo-00", "silo-01")}
     with pytest.raises(NotSummed, match="2 of 3 clients helped"):  # one who is not in the sum does not count
-        total(exchange, about, masked, some | {"silo-03": Told({}, {}, {})})
-    result = total(exchange, about, masked, told | {"silo-03": Told({}, {}, {})})
+        total(exchange, about, masked, some | {"silo-03": UnmaskReply({}, {}, {})})
+    result = total(exchange, about, masked, told | {"silo-03": UnmaskReply({}, {}, {})})
     np.testing.assert_array_equal(result.numbers, federation.plain(federation.names[:3]))
 
 
@@ -433,8 +443,8 @@ def test_one_of_several_threads_masks_an_attempt(tmp_path: Path) -> None:
 
 WITHOUT = """import sys
 sys.modules["cryptography"] = None
-from equifed.secure import masked_bytes, threshold, unmask_bytes, unsummed
-assert threshold(5) == 4 and unsummed(5, 5, 4) is None
+from equifed.secure import masked_bytes, threshold, unmask_bytes, find_obstacle
+assert threshold(5) == 4 and find_obstacle(5, 5, 4) is None
 try:
     from equifed.secure import Silo
 except Exception as error:

@@ -103,7 +103,7 @@ def expected(p: Problem, theta: np.ndarray, epochs: range) -> np.ndarray:
             for epoch in epochs:
                 order = np.arange(n)
                 if local.batch_size:
-                    key = shuffle.folded(p.keys[lane : lane + 1].numpy().view(np.uint64), epoch)
+                    key = shuffle.fold(p.keys[lane : lane + 1].numpy().view(np.uint64), epoch)
                     order = shuffle.order(int(key[0]), n)
                 size = local.batch_size or max(n, 1)
                 for begin in range(0, n, size):

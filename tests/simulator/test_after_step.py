@@ -34,4 +34,4 @@ def test_steps_of_three_passes_stay_in_a_ball(uneven: Federation, kernel: str) -
     weight, bias = ran.parameters[0].values()
     np.testing.assert_allclose(np.r_[weight[0], bias], theta, rtol=1e-5, atol=1e-6)
     note = next(str(note) for note in ran.notes if note.kind == "kernel")
-    assert "the method does more after each step" in note
+    assert "the method changes the parameters after each step" in note

@@ -78,7 +78,7 @@ def test_every_optimiser_equals_the_reference(uneven: Federation, local: ef.Loca
 
 
 def test_settings_of_a_sweep_equal_separate_runs(uneven: Federation) -> None:
-    swept = ef.sweep(FedProx(), uneven, over={"mu": [0.1, 2.0]}, kernel="clients", **QUICK)
+    swept = ef.simulate(FedProx(), uneven, over={"mu": [0.1, 2.0]}, kernel="clients", **QUICK)
     for mu in (0.1, 2.0):
         alone = ef.simulate(FedProx(mu=mu), uneven, engine="reference", **QUICK)
         for seed, parameters in alone.parameters.items():
@@ -144,7 +144,7 @@ def test_which_way_ran_is_told(uneven: Federation) -> None:
 
 def test_a_gpu_takes_many_at_once(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match="'clients' is a way of the CPU"):
+    with pytest.raises(ConfigError, match="'clients' runs on the CPU only"):
         ef.simulate(FedAvg(), uneven, kernel="clients", device="cuda", **QUICK)
 
 

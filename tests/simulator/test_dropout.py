@@ -18,7 +18,7 @@ from torch import nn
 import equifed as ef
 from equifed import methods as M
 from equifed import randomness
-from equifed.dropout import Masks, SeededDropout, dropping
+from equifed.dropout import Masks, SeededDropout, use_dropout
 from equifed.errors import ConfigError
 from equifed.federation import Federation
 from equifed.protocol import Method
@@ -132,7 +132,7 @@ def test_units_are_dropped_at_the_rate_and_independently(p: float) -> None:
 
 def test_channels_are_dropped_whole() -> None:
     layer, x = SeededDropout(0.5, channels=True), torch.ones(6, 8, 3, 3)
-    with dropping(torch.tensor([5, 9])):
+    with use_dropout(torch.tensor([5, 9])):
         first, second = layer(x), layer(x)
     assert torch.equal(first, first[..., :1, :1].expand_as(first))
     assert set(first.unique().tolist()) == {0.0, 2.0}
@@ -204,7 +204,7 @@ def test_every_way_of_training(
 @pytest.mark.parametrize("kernel", ["clients", "traced"])
 def test_settings_of_a_sweep_drop_the_same(kernel: str, uneven: Federation) -> None:
     over = {"mu": [0.0, 0.5]}
-    swept = ef.sweep(M.FedProx(), uneven, over=over, kernel=kernel, **QUICK)  # type: ignore[arg-type]
+    swept = ef.simulate(M.FedProx(), uneven, over=over, kernel=kernel, **QUICK)  # type: ignore[arg-type]
     for mu in over["mu"]:
         alone = ef.simulate(M.FedProx(mu=mu), uneven, kernel=kernel, **QUICK)  # type: ignore[arg-type]
         for name, value in alone.parameters[3].items():
@@ -290,7 +290,7 @@ def test_methods_without_local_steps_say_so(uneven: Federation) -> None:
 
 def test_why_it_is_not_fused(uneven: Federation) -> None:
     result = ef.simulate(M.FedAvg(), uneven, **QUICK)
-    assert "the model has dropout, which the loops do not know" in " ".join(map(str, result.notes))
+    assert "the model has dropout, which compiled loops do not support" in " ".join(map(str, result.notes))
     with pytest.raises(ConfigError, match=r"cannot be 'fused' .* the model has dropout"):
         ef.simulate(M.FedAvg(), uneven, kernel="fused", **QUICK)
 

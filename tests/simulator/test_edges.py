@@ -43,7 +43,7 @@ def expected(p: Problem, edges: Edges, scores: np.ndarray) -> np.ndarray:
         for epoch in range(local.epochs):
             order = np.arange(n)
             if local.batch_size:
-                key = shuffle.folded(p.keys[lane : lane + 1].numpy().view(np.uint64), epoch)
+                key = shuffle.fold(p.keys[lane : lane + 1].numpy().view(np.uint64), epoch)
                 order = shuffle.order(int(key[0]), n)
             for batch in np.split(order, range(local.batch_size or n, n, local.batch_size or n)) if n else []:
                 rows = p.index.numpy()[int(p.start[lane]) + batch]
@@ -132,7 +132,7 @@ def test_runs_and_sweeps_are_those_of_the_traced_path(method: Any, uneven: Feder
     fused, traced = (ef.simulate(method, uneven, kernel=kernel, **settings) for kernel in ("fused", "traced"))
     assert Note("kernel", {"phase": "train", "kernel": "fused"}) in fused.notes
     over = {"keep": [0.35, 0.6]}
-    swept = [ef.sweep(method, uneven, over=over, kernel=kernel, **settings) for kernel in ("fused", "traced")]
+    swept = [ef.simulate(method, uneven, over=over, kernel=kernel, **settings) for kernel in ("fused", "traced")]
     for one, other in ((fused, traced), swept):
         assert len(one.parameters) == len(other.parameters)
         for a, b in zip(one.parameters.values(), other.parameters.values(), strict=True):

@@ -38,7 +38,7 @@ def test_every_run_is_scored_on_its_own_rows(
 ) -> None:
     monkeypatch.setattr(evaluate, "TOGETHER", together)
     job = make_job(FedProx(), feds, ef.models.MLP(hidden=(3,)), ef.RunSettings(2), over={"mu": [0.0, 1.0]})
-    sizes = [len(runs) for runs in Evaluator(job, make_tables(job))._together("test")]
+    sizes = [len(runs) for runs in Evaluator(job, make_tables(job))._group_runs("test")]
     assert sizes == {1: [1] * 6, 100: [2, 2, 2], 2**14: [6]}[together]
     last = list(Simulation(job).rounds())[-1]
     for run, scores in enumerate(last.scores[2]):

@@ -77,8 +77,8 @@ def test_two_rounds_of_sampled_clients_and_mini_batches(uneven: Federation, engi
     )
     w = np.zeros(5)
     for number in (1, 2):
-        sampled = randomness.cohort(11, number, randomness.client_order(uneven.ids), 4)
-        stay = randomness.present(11, number, [randomness.key(uneven.ids[k]) for k in sampled], 0.3)
+        sampled = randomness.draw_cohort(11, number, randomness.client_order(uneven.ids), 4)
+        stay = randomness.draw_present(11, number, [randomness.key(uneven.ids[k]) for k in sampled], 0.3)
         models, sizes = [w], [0]
         for k in sampled[stay]:
             x, y = held(uneven, k)

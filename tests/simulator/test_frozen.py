@@ -115,8 +115,8 @@ def test_a_sweep_and_several_seeds(uneven: Federation, seen: Federation) -> None
     over, how = {"mu": [0.0, 1.0]}, {**QUICK, "seeds": [5, 6]}
     torch.manual_seed(1)
     model = Pretrained()
-    whole = ef.sweep(M.FedProx(), uneven, model=model, over=over, **how)
-    alone = ef.sweep(M.FedProx(), seen, model=head_of(model), over=over, **how)
+    whole = ef.simulate(M.FedProx(), uneven, model=model, over=over, **how)
+    alone = ef.simulate(M.FedProx(), seen, model=head_of(model), over=over, **how)
     for key, values in alone.parameters.items():
         for name, value in values.items():
             np.testing.assert_allclose(whole.parameters[key][f"head.{name}"], value, rtol=1e-6, atol=1e-6)
@@ -221,7 +221,7 @@ def test_constants_of_a_frozen_part_are_kept(uneven: Federation, tmp_path: Path)
     found = ef.load_model(tmp_path, model=other).scores(x)
     np.testing.assert_array_equal(found, live.predict(x, run=5))
     assert float(other[0].shift[0]) == 7.0  # type: ignore[index, union-attr]
-    with pytest.raises(ConfigError, match="does not fit the stored one: what is frozen in it differs"):
+    with pytest.raises(ConfigError, match="does not fit the stored one: its frozen values differ"):
         ef.load_model(tmp_path, model=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
 
 
@@ -296,7 +296,7 @@ def test_a_head_of_the_clients_own_on_a_body_that_is_frozen_in_part(method: Meth
 
     result = ef.simulate(method, uneven, **{**QUICK, "model": make})
     assert {name.split(".")[0] for name in result.parameters[5]} == {"2", "4"}
-    with pytest.raises(ConfigError, match="no layer is left that clients could share"):
+    with pytest.raises(ConfigError, match="there is no layer left for the clients to share"):
         ef.simulate(method.with_hyper(head_layers=2), uneven, **{**QUICK, "model": make})
 
 

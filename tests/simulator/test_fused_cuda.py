@@ -50,7 +50,7 @@ def test_orders_are_those_of_everyone() -> None:
     n = torch.tensor([0, 1, 2, 3, 5, 16, 17, 100, 257, 1000])
     keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(n))
     found = cuda.orders(torch.from_numpy(keys).to(DEVICE), 7, n.to(DEVICE), 1000).cpu().numpy()
-    epoch = shuffle.folded(keys.view(np.uint64), 7)
+    epoch = shuffle.fold(keys.view(np.uint64), 7)
     for key, count, order in zip(epoch, n.tolist(), found, strict=True):
         if count:
             np.testing.assert_array_equal(order[:count], shuffle.order(int(key), count))

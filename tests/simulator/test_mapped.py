@@ -161,7 +161,7 @@ def test_the_window_holds_the_largest_clients_of_a_round(place: Path) -> None:
     assert made.window is not None
     assert made.window.size == sum(int(np.sort(fed.train.sizes)[-5:].sum()) for fed in feds)
     run, client = np.array([0, 1, 0, 1]), np.array([5, 5, 2, 40])
-    n = made.rows_held(run, client)
+    n = made.count_rows(run, client)
     start = made.bring(run, client, n)
     for r, k, begin, count in zip(run, client, start, n, strict=True):
         rows = made.index[begin : begin + count].long()
@@ -262,9 +262,9 @@ def test_what_would_need_all_the_memory_is_refused(place: Path, monkeypatch: pyt
     monkeypatch.setattr(jobs, "MOST_STATES", 2**30)
     monkeypatch.setattr(jobs, "MOST_MODELS", 79)
     monkeypatch.setattr(jobs, "FEW_NUMBERS", 6)
-    assert "each would be measured on all test rows: 80 models, above 79" in refused(fed, "local")
+    assert "each would be evaluated on all test rows: 80 models, above 79" in refused(fed, "local")
     make_job(methods.make("local"), fed.in_memory(), ef.models.Logistic(), RunSettings())
-    with pytest.raises(ConfigError, match="all have their rows in memory, or all in files"):
+    with pytest.raises(ConfigError, match="all have their rows in memory or all in files"):
         make_job(methods.make("fedavg"), [fed, fed.in_memory()], ef.models.Logistic(), RunSettings(seeds=[0, 1]))
 
 

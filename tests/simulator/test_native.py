@@ -21,12 +21,12 @@ def orders() -> list[list[int]]:
     """By code that is loaded, or compiled, anew."""
     code = native.Native(cpu._orders.module, cpu._orders.name, *cpu._orders.kinds)
     out = np.zeros((3, 30), np.int32)
-    code.given(KEYS, SIZES, *(np.empty(30, np.uint32) for _ in range(2)), out)(4)
+    code.bind(KEYS, SIZES, *(np.empty(30, np.uint32) for _ in range(2)), out)(4)
     return [order[:n].tolist() for order, n in zip(out, SIZES, strict=True)]
 
 
 EXPECTED = [
-    shuffle.order(int(key), int(n)).tolist() for key, n in zip(shuffle.folded(KEYS, 4), SIZES, strict=True)
+    shuffle.order(int(key), int(n)).tolist() for key, n in zip(shuffle.fold(KEYS, 4), SIZES, strict=True)
 ]  # fmt: skip
 
 
@@ -66,8 +66,8 @@ def test_arrays_of_another_form_never_reach_the_code() -> None:
         (KEYS, np.zeros((3, 60), np.int32)[:, ::2]),
         (KEYS, np.zeros(90, np.int32)),
     ):
-        with pytest.raises(TypeError, match="orders takes no array"):
-            cpu._orders.given(keys, SIZES, scratch, scratch, out)
+        with pytest.raises(TypeError, match="orders does not accept an array"):
+            cpu._orders.bind(keys, SIZES, scratch, scratch, out)
 
 
 PROGRAM = """

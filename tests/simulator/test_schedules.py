@@ -54,11 +54,11 @@ def test_a_rate_is_never_0(rounds: int) -> None:
     ("given", "words"),
     [
         ({"schedule": "linear"}, "constant, cosine, step"),
-        ({"schedule": "step"}, "give a learning rate decay, by which the rate falls, and the schedule rounds between"),
-        ({"schedule": "step", "schedule_rounds": 5}, "give a learning rate decay"),
-        ({"schedule_rounds": 5}, "belongs to schedule 'step', and this one is 'constant'"),
+        ({"schedule": "step"}, "needs a learning rate decay other than 1 and the schedule rounds between decays"),
+        ({"schedule": "step", "schedule_rounds": 5}, "needs a learning rate decay"),
+        ({"schedule_rounds": 5}, "applies to schedule 'step' only, and the schedule is 'constant'"),
         ({"schedule": "step", "schedule_rounds": 0, "learning_rate_decay": 0.5}, "schedule_rounds.*at least 1"),
-        ({"schedule": "cosine", "learning_rate_decay": 0.9}, "'cosine' falls by itself"),
+        ({"schedule": "cosine", "learning_rate_decay": 0.9}, "'cosine' decays by itself"),
         ({"warm_up": -1}, "warm_up.*at least 0"),
     ],
 )

@@ -111,7 +111,7 @@ def test_runs_together_equal_each_alone(uneven: Federation) -> None:
         assert part[same].equals(alone.log[same])
         for name, value in alone.parameters[seed].items():
             np.testing.assert_allclose(value, together.parameters[seed][name], rtol=2e-6, atol=2e-6)
-    swept = ef.sweep(
+    swept = ef.simulate(
         methods.KFFL(), uneven, over={"fairness_weight": [1.0, 50.0]}, model=MODEL, **{**OPTIONS, **options}
     )
     for weight in (1.0, 50.0):
@@ -228,7 +228,7 @@ def test_phases_with_everyone_must_have_their_sum(uneven: Federation) -> None:
 def test_what_cannot_be_swept(uneven: Federation) -> None:
     for name in ("secure", "dropout_late"):
         with pytest.raises(ConfigError, match=name):
-            ef.sweep(methods.FedAvg(), uneven, over={name: [0.0, 0.1]}, model=MODEL, **OPTIONS)
+            ef.simulate(methods.FedAvg(), uneven, over={name: [0.0, 0.1]}, model=MODEL, **OPTIONS)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def test_multi_class() -> None:
 
 
 def test_pareto_marks_dominated_points(uneven: Federation) -> None:
-    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.1, 5.0]}, seeds=range(3), **QUICK)  # type: ignore[arg-type]
+    result = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.1, 5.0]}, seeds=range(3), **QUICK)  # type: ignore[arg-type]
     points = result.pareto()
     assert points["mu"].tolist() == [0, 0.1, 5]
     for _, row in points.iterrows():
@@ -240,7 +240,7 @@ def test_pareto_marks_dominated_points(uneven: Federation) -> None:
 def test_a_setting_that_diverges_does_not_disturb_the_others(uneven: Federation) -> None:
     """Settings share their rows in one computation; a refused reply counts for its own setting only."""
     settings = {**QUICK, "rounds": 6, "seeds": [0, 1], "local": ef.Local(epochs=2, batch_size=8, learning_rate=0.5)}
-    swept = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.1, 1e30, 2.0]}, **settings)  # type: ignore[arg-type]
+    swept = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.1, 1e30, 2.0]}, **settings)  # type: ignore[arg-type]
     assert set(swept.rejections["mu"]) == {1e30}
     for mu in (0.1, 2.0):
         alone = ef.simulate(ef.methods.FedProx(mu), uneven, **settings)  # type: ignore[arg-type]
@@ -255,16 +255,16 @@ def test_rows_kept_at_hand_change_nothing(
 ) -> None:
     settings = {"model": ef.models.Logistic(), "rounds": 6, "seeds": [0, 1], "clients_per_round": clients_per_round}
     over = {"epsilon": [0.01, 0.2]}
-    kept = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
+    kept = ef.simulate(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
     monkeypatch.setattr(lane_data, "KEPT_BYTES", 0)
-    again = ef.sweep(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
+    again = ef.simulate(ef.methods.FedFair(), uneven, over=over, **settings)  # type: ignore[arg-type]
     for key, parameters in kept.parameters.items():
         for name, value in parameters.items():
             assert value.tobytes() == again.parameters[key][name].tobytes()
 
 
 def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:
-    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.5, 5.0]}, seeds=range(6), **QUICK)  # type: ignore[arg-type]
+    result = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 0.5, 5.0]}, seeds=range(6), **QUICK)  # type: ignore[arg-type]
     points, final = result.pareto(), result.final()
     for _, row in points.iterrows():
         values = final[final["mu"] == row["mu"]]["accuracy"].to_numpy()
@@ -287,10 +287,10 @@ def test_pareto_intervals_and_hypervolume(uneven: Federation) -> None:
         points["accuracy"].min(), points["demographic_parity_difference"].max(),
     )  # fmt: skip
     undefined = dataclasses.replace(uneven, test=uneven.test[uneven.rows.s[uneven.test] == 0])
-    alone = ef.sweep(ef.methods.FedProx(), undefined, over={"mu": np.array([0.0, 5.0])}, **QUICK)  # type: ignore[arg-type]
+    alone = ef.simulate(ef.methods.FedProx(), undefined, over={"mu": np.array([0.0, 5.0])}, **QUICK)  # type: ignore[arg-type]
     assert np.isnan(alone.hypervolume().value)
     assert alone.pareto()["dominated"].all()  # one group: no gap is defined, and nothing is on a front
-    one = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 5.0]}, seeds=[0], **QUICK)  # type: ignore[arg-type]
+    one = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 5.0]}, seeds=[0], **QUICK)  # type: ignore[arg-type]
     assert one.pareto()["accuracy_low"].isna().all()
     assert np.isnan(one.hypervolume().low)
 
@@ -310,7 +310,7 @@ def test_plan_is_reproducible_and_differs_by_purpose() -> None:
 
 def test_cohorts_are_uniform_without_replacement() -> None:
     order = randomness.client_order([str(i) for i in range(12)])
-    drawn = np.array([randomness.cohort(0, number, order, 3) for number in range(4000)])
+    drawn = np.array([randomness.draw_cohort(0, number, order, 3) for number in range(4000)])
     assert all(len(set(row)) == 3 for row in drawn)
     share = np.bincount(drawn.ravel(), minlength=12) / 4000
     np.testing.assert_allclose(share, 3 / 12, atol=0.03)
@@ -424,7 +424,7 @@ def test_a_module_that_draws_random_numbers_is_refused(uneven: Federation, engin
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x) + torch.randn(len(x), 1)
 
-    with pytest.raises(ConfigError, match=r"draws random numbers of its own: .* use layers such as nn.Dropout"):
+    with pytest.raises(ConfigError, match=r"draws random numbers itself, .* use layers such as nn.Dropout"):
         ef.simulate(FedAvg(), uneven, engine=engine, **{**QUICK, "model": Noisy()})  # type: ignore[arg-type]
 
 
@@ -476,8 +476,8 @@ class Squashed(nn.Linear):
             "batch normalisation",
         ),
         ({"model": nn.Linear(4, 1).requires_grad_(False)}, "All parameters of the model Linear are frozen"),
-        ({"model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}, "ends in a sigmoid, but equifed applies it itself"),
-        ({"model": nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))}, "ends in a softmax, but equifed applies it itself"),
+        ({"model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}, "ends in a sigmoid, which equifed applies itself"),
+        ({"model": nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))}, "ends in a softmax, which equifed applies itself"),
         ({"model": Squashed}, "ends in a sigmoid.*Remove it"),
         ({"initial_parameters": [1, 2]}, "must be {name: array}"),
         ({"initial_parameters": {5: {}}}, "no entry for seed 0"),
@@ -491,10 +491,10 @@ class Squashed(nn.Linear):
         ({"engine": "warp"}, "Unknown engine 'warp'. Known: lanes"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))}, "GroupNorm or LayerNorm"),
         ({"model": nn.Sequential(nn.Linear(4, 3), nn.AlphaDropout(0.5), nn.Linear(3, 1))}, "a layer AlphaDropout"),
-        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "nothing is left"),
-        ({"model": nn.Linear(7, 1)}, r"does not take this data's rows of shape \[4\]"),
+        ({"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(1.0), nn.Linear(3, 1))}, "all is dropped"),
+        ({"model": nn.Linear(7, 1)}, r"does not accept this data's rows of shape \[4\]"),
         ({"model": nn.Linear(4, 5)}, r"needs \[rows, 1 or 2\]"),
-        ({"model": "mlp"}, "model must be one of equifed.models"),
+        ({"model": "mlp"}, "model must be from equifed.models"),
         ({"model": nn.ReLU()}, "has no parameters"),
         ({"initial_parameters": {"w": np.zeros(3)}}, "must have the model's parameters 0.weight, 0.bias"),
         (
@@ -518,19 +518,19 @@ def test_bad_methods_are_refused(uneven: Federation) -> None:
         ef.simulate(ef.methods.FedProx(mu=-1), uneven, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Unknown method 'fedavgg'\. Did you mean 'fedavg'"):
         ef.methods.make("fedavgg")
-    with pytest.raises(ConfigError, match="Unknown hyper-parameter of fedprox 'nu'"):
+    with pytest.raises(ConfigError, match="Unknown hyperparameter of fedprox 'nu'"):
         ef.methods.make("fedprox", nu=1)
     with pytest.raises(ConfigError, match=r"^mu must be a number of at least 0, got 'big'"):
         ef.methods.make("fedprox", mu="big")
     with pytest.raises(ConfigError, match="has no values"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": []}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FedProx(), uneven, over={"mu": []}, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="names a value twice"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.1, 0.1]}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.1, 0.1]}, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="needs a list of values"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"mu": 0.1}, **QUICK)  # type: ignore[arg-type, dict-item]
-    ef.sweep(ef.methods.FedProx(), uneven, over={"mu": np.array([0.1, 0.2], dtype=np.float32)}, **QUICK)  # type: ignore[arg-type, dict-item]
-    with pytest.raises(ConfigError, match="Unknown hyper-parameter"):
-        ef.sweep(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FedProx(), uneven, over={"mu": 0.1}, **QUICK)  # type: ignore[arg-type, dict-item]
+    ef.simulate(ef.methods.FedProx(), uneven, over={"mu": np.array([0.1, 0.2], dtype=np.float32)}, **QUICK)  # type: ignore[arg-type, dict-item]
+    with pytest.raises(ConfigError, match="Unknown hyperparameter"):
+        ef.simulate(ef.methods.FedProx(), uneven, over={"alpha": [1]}, **QUICK)  # type: ignore[arg-type]
 
 
 def test_what_a_method_needs_is_checked_before_round_1(uneven: Federation) -> None:
@@ -545,10 +545,10 @@ def test_what_a_method_needs_is_checked_before_round_1(uneven: Federation) -> No
         needs_client_groups: ClassVar[bool] = True
 
     numbers = [(part[0], part[0][:, 0], part[2]) for part in [tuple(p[uneven.train[0]] for p in uneven.rows[:3])]]
-    with pytest.raises(ConfigError, match="fair-fate is for binary labels; those of this federation are regression"):
+    with pytest.raises(ConfigError, match="is for binary labels; the labels of this federation are regression"):
         ef.simulate(ef.methods.FairFate(), Federation.from_arrays(numbers, task="regression"), **QUICK)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="true or false and cannot be swept"):
-        ef.sweep(ef.methods.FairFate(), uneven, over={"as_published": [0, 1]}, **QUICK)  # type: ignore[arg-type]
+        ef.simulate(ef.methods.FairFate(), uneven, over={"as_published": [0, 1]}, **QUICK)  # type: ignore[arg-type]
     bare = Federation.from_arrays([tuple(part[uneven.train[k]] for part in uneven.rows[:3]) for k in (0, 1)])
     with pytest.raises(ConfigError, match="needy measures fairness on a validation set"):
         ef.simulate(Needy(), bare, **QUICK)  # type: ignore[arg-type]
@@ -569,7 +569,7 @@ class Chatty(FedAvg):
 
 @ENGINES
 def test_nothing_undeclared_leaves_a_client(uneven: Federation, engine: str) -> None:
-    with pytest.raises(RunError, match="Nothing undeclared may leave a client"):
+    with pytest.raises(RunError, match="Only declared fields may leave a client"):
         ef.simulate(Chatty(), uneven, engine=engine, **QUICK)  # type: ignore[arg-type]
 
 
@@ -600,7 +600,7 @@ def test_the_reference_engine_names_the_client_in_an_error(uneven: Federation) -
         ({"batch_size": 0}, "batch_size"),
         ({"optimizer": "lion"}, "Unknown optimizer 'lion'"),
         ({"momentum": 1.0}, "momentum"),
-        ({"optimizer": "adam", "momentum": 0.9}, "belongs to SGD"),
+        ({"optimizer": "adam", "momentum": 0.9}, "applies to SGD"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"weight_decay": -1.0}, "weight_decay"),
     ],

@@ -80,20 +80,20 @@ def job(fed: Federation, until: list[float]) -> Any:
 
 @pytest.mark.parametrize("engine", ["lanes", "reference"])
 def test_each_run_stops_by_itself(uneven: Federation, engine: Any) -> None:
-    result = ef.sweep(Patient(), uneven, over={"until": [2.0, 5.0, 50.0]}, engine=engine, **SETTINGS)
+    result = ef.simulate(Patient(), uneven, over={"until": [2.0, 5.0, 50.0]}, engine=engine, **SETTINGS)
     ends = result.log.groupby(["until", "seed"]).tail(1)
     assert ends["round"].tolist() == [2, 2, 5, 5, 9, 9]
     assert ends["stopped"].tolist() == [True] * 4 + [False] * 2
     assert (ends["rows"] == uneven.train.sizes.sum()).all()  # the final phase, once, with everybody
     assert (result.log.groupby(["until", "seed"])["round"].count() == ends["round"].to_numpy()).all()
     note = result.notes[0]
-    assert str(note) == "4 of 6 runs converged and stopped at rounds 2 to 5 of 9; `log` says when each."
+    assert str(note) == "4 of 6 runs converged and stopped at rounds 2 to 5 of 9; `log` has the round of each."
     # what they have when they stop is what they have when they stop alone
     for until in (2.0, 5.0):
         alone = ef.simulate(Patient(until), uneven, engine=engine, **SETTINGS)
         assert alone.metrics["round"].max() == until
         note = alone.notes[0]
-        assert str(note) == f"2 of 2 runs converged and stopped at round {until:.0f} of 9; `log` says when each."
+        assert str(note) == f"2 of 2 runs converged and stopped at round {until:.0f} of 9; `log` has the round of each."
         for seed, parameters in alone.parameters.items():
             for name, value in parameters.items():
                 np.testing.assert_allclose(value, result.parameters[(until, seed)][name], rtol=2e-6, atol=2e-6)

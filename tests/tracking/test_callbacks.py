@@ -19,7 +19,7 @@ from equifed.config.sections import identity
 from equifed.flower.agreement import Setting
 from equifed.registry import trust
 from equifed.store import Store
-from equifed.tracking import Callback, Callbacks, Round, Run, asked, make
+from equifed.tracking import Callback, Callbacks, Round, Run, get_callbacks, make
 from equifed.tracking.mlflow import USUAL as USUAL_MLFLOW
 from equifed.tracking.names import REGISTRY, VARIABLE
 from equifed.tracking.series import KEPT, values_of
@@ -104,7 +104,7 @@ def test_what_is_told_is_what_the_result_says(uneven):
 def test_values_are_means_over_seeds_and_undefined_ones_are_left_out(uneven):
     heard = Heard()
     over = {"mu": [0.0, 0.1]}
-    result = ef.sweep(ef.methods.FedProx(), uneven, model=MODEL, over=over, callbacks=[heard], **USUAL)
+    result = ef.simulate(ef.methods.FedProx(), uneven, model=MODEL, over=over, callbacks=[heard], **USUAL)
     assert heard.run.over == ({"mu": 0.0}, {"mu": 0.1})
     found = [values for round in heard.rounds for values in values_of(round)]
     assert [(values.setting["mu"], values.round) for values in found] == [
@@ -127,7 +127,7 @@ def test_values_are_means_over_seeds_and_undefined_ones_are_left_out(uneven):
 def test_one_that_fails_is_switched_off_and_changes_nothing(uneven, when):
     plain = ef.simulate(ef.methods.FedAvg(), uneven, model=MODEL, **USUAL)
     broken, heard = Broken(when), Heard()
-    with pytest.warns(ef.EquifedWarning, match=r"^Broken is switched off.*OSError: no\\nroute to host$") as warned:
+    with pytest.warns(ef.EquifedWarning, match=r"^Broken is disabled.*OSError: no\\nroute to host$") as warned:
         result = ef.simulate(ef.methods.FedAvg(), uneven, model=MODEL, callbacks=[broken, heard], **USUAL)
     assert len(warned) == broken.calls == 1
     assert heard.told == ["started", 1, 2, 3, "finished"]
@@ -139,7 +139,7 @@ def test_one_that_fails_is_switched_off_and_changes_nothing(uneven, when):
 
 def test_who_interrupts_or_fails_is_told(uneven):
     heard = Heard()
-    with pytest.raises(KeyboardInterrupt), Callbacks([heard]).following(None):
+    with pytest.raises(KeyboardInterrupt), Callbacks([heard]).follow(None):
         raise KeyboardInterrupt
     assert heard.told == ["started", "KeyboardInterrupt"]
 
@@ -162,10 +162,10 @@ def test_names(monkeypatch, tmp_path):
     assert make(f"{__name__}:Heard").given == ""
     assert make(f"{__name__}:Heard:sqlite:///a b").given == "sqlite:///a b"
     assert make(f"tensorboard:{tmp_path}").folder == tmp_path
-    assert not [*asked([])]
+    assert not [*get_callbacks([])]
     monkeypatch.setenv("EQUIFED_TRACK", f"{__name__}:Heard '{__name__}:Heard:two words'")
-    assert [each.given for each in asked([])] == ["", "two words"]
-    assert not [*asked(["none"])]
+    assert [each.given for each in get_callbacks([])] == ["", "two words"]
+    assert not [*get_callbacks(["none"])]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_names(monkeypatch, tmp_path):
     [
         ("mlfow", "Unknown tracker 'mlfow'. Did you mean 'mlflow'?"),
         ("tensorboard", "TensorBoard needs a folder: tensorboard:FOLDER."),
-        (f"{__name__}:Silent:x", "cannot be given 'x'"),
+        (f"{__name__}:Silent:x", "does not accept the argument 'x'"),
         (f"{__name__}:MODEL", "must be a class derived from equifed.tracking.Callback"),
         ("nowhere.at.all:Tracker", "there is no module nowhere.at.all"),
         (7, "must be callbacks"),
@@ -181,7 +181,7 @@ def test_names(monkeypatch, tmp_path):
 )
 def test_names_that_are_wrong(text, said):
     with pytest.raises(ef.ConfigError) as caught:
-        asked([text])
+        get_callbacks([text])
     assert said in str(caught.value)
 
 

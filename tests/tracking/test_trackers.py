@@ -188,7 +188,7 @@ def test_a_server_that_does_not_answer_does_not_end_a_run(place, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     write_config(place, run={"rounds": 1})
     said = invoke("run", "experiment.toml", "--track", "mlflow:http://127.0.0.1:9")
-    assert "Warning: MLflow at http://127.0.0.1:9, experiment 'equifed' is switched off" in said
+    assert "Warning: MLflow at http://127.0.0.1:9, experiment 'equifed' is disabled" in said
     assert Store().find("latest").is_finished()
 
 
@@ -224,7 +224,7 @@ def test_tensorboard_has_every_round_once(place, monkeypatch):
 
 def test_tensorboard_of_sweeps_and_of_runs_without_a_folder(place, uneven):
     common = {"model": ef.models.Logistic(), "rounds": 2, "seeds": 1, "callbacks": ["tensorboard:tb"]}
-    result = ef.sweep(ef.methods.FedProx(), uneven, over={"mu": [0.0, 1.0]}, **common)
+    result = ef.simulate(ef.methods.FedProx(), uneven, over={"mu": [0.0, 1.0]}, **common)
     ef.simulate(ef.methods.FedProx(), uneven, **common)
     first, second = sorted(path.name for path in (place / "tb").iterdir())
     assert second == f"{first}-2"

@@ -10,11 +10,11 @@ def main() -> None:
     import io
     import sys
 
-    from equifed.signals import ASKED, ending_on_signals, exit_code
+    from equifed.signals import ASKED, end_on_signals, exit_code
 
     if isinstance(sys.stdout, io.TextIOWrapper):  # letters that the terminal lacks are shown as escapes, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
-    with ending_on_signals(ASKED):
+    with end_on_signals(ASKED):
         try:
             from equifed.cli.app import app
 

@@ -390,10 +390,10 @@ def data_describe(
     from equifed.data import DATASETS, get_dataset
     from equifed.errors import ConfigError
     from equifed.federation.reading import SUFFIXES
-    from equifed.registry import typed
+    from equifed.registry import allow
 
     name = names[0]
-    typed(name)
+    allow(name)
     if len(names) > 1 or (name not in DATASETS and (Path(name).exists() or name.endswith(SUFFIXES) or "," in name)):
         describe(names, Columns(**columns.given), json)
         return

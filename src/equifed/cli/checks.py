@@ -12,9 +12,9 @@ from equifed.errors import ConfigError, unknown_name
 from equifed.metrics.seeds import moments
 from equifed.protocol import CONSTRAINT_TOLERANCE
 from equifed.results import Result
-from equifed.results.outcome import Answer
 from equifed.simulator import Job
 from equifed.target import OPERATORS, Condition
+from equifed.verdict.outcome import Answer
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def phases_table(method: dict[str, Any]) -> Table:
 
 def outcomes(dataset: dict[str, Any]) -> list[str]:
     """What the presets predict, after an empty line: each answer once, with whose it is where there are several."""
-    from equifed.report.wording import outcome
+    from equifed.verdict.wording import outcome
 
     said: dict[str, list[str]] = {}
     for name, preset in dataset["presets"].items():

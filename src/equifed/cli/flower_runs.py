@@ -1,4 +1,4 @@
-"""Making a federation's folder, and starting, resuming and following its runs: the work of `equifed flower`."""
+"""The work of `equifed flower`: make a federation's folder; start, resume and follow its runs."""
 
 from __future__ import annotations
 
@@ -25,43 +25,44 @@ from equifed.flower.agreement import Setting, reason_file
 from equifed.flower.deployment.bundle import Bundle, write_bundle
 from equifed.flower.deployment.folder import NAME, Folder, create, service_of
 from equifed.flower.deployment.installed import require_flower
-from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, listens
+from equifed.flower.deployment.programs import LocalFederation, SubmittedRun, is_listening
 from equifed.notes import Note
-from equifed.signals import ending_on_signals, exit_code
+from equifed.signals import end_on_signals, exit_code
 from equifed.simulator import Rejection
 from equifed.store import RunFolder, Store
 
 PAUSE = 0.25
-"""Seconds between two looks at a run's folder."""
+"""Seconds between two checks of a run's folder."""
 CLOSING = 10.0
-"""Seconds for Flower to close a run that has finished."""
+"""Seconds to wait for Flower to close a finished run."""
 
 
 def schema_of_options(
     tables: Sequence[Path] | None, summaries: Sequence[Path] | None, schema: Path | None, options: ColumnOptions
 ) -> Schema | None:
-    """Return the schema that the options of `init` give, if they give one."""
+    """Return the schema from the options of `init`, or None."""
     sources = [
         option for option, given in (("--table", tables), ("--summary", summaries), ("--schema", schema)) if given
     ]
     if len(sources) > 1:
-        raise ConfigError(f"{' and '.join(sources)} both say what the columns are. Give one of them.")
+        raise ConfigError(f"{' and '.join(sources)} both define the columns. Give only one of them.")
     columns = Columns(**options.given)
     if tables:
         return _schema_of_tables(tables, columns)
     if summaries:
-        if said := options.flags(lambda facts: "agreed" not in facts):
+        if refused := options.flags(lambda facts: "agreed" not in facts):
             raise ConfigError(
-                f"{', '.join(said)}: the summaries say that already. `equifed data summarise` takes it, at each silo."
+                f"{', '.join(refused)}: the summaries define this already. Give it to `equifed data summarise` at each "
+                "silo."
             )
         return agree([read_summary(path) for path in summaries], columns)
     if given := options.flags():
-        raise ConfigError(f"{', '.join(given)}: of which table? Name it with --table FILE.")
+        raise ConfigError(f"{', '.join(given)}: needs a table. Name it with --table FILE.")
     return None if schema is None else read_schema(schema)
 
 
 def suffix_of(kind: str | None, samples: Sequence[Path] | None) -> str | None:
-    """Of the silos' files: as --format says, else that of a sample of them; None where nothing says it."""
+    """Return the suffix of the silos' files: by --format, or that of a sample; None if neither is given."""
     if kind is not None:
         if f".{kind}" not in SUFFIXES:
             raise unknown_name("kind of file", kind, [suffix[1:] for suffix in SUFFIXES], key="--format")
@@ -70,30 +71,30 @@ def suffix_of(kind: str | None, samples: Sequence[Path] | None) -> str | None:
 
 
 def _schema_of_tables(tables: Sequence[Path], columns: Columns) -> Schema:
-    """Return the schema that the silos of these files would agree on: of one, what its rows have in common."""
+    """Return the schema that silos with these files would agree on."""
     if columns.label is None or columns.sensitive is None:
         raise ConfigError("--table needs --label COLUMN and --sensitive COLUMN.")
-    # by their names alone: the schema may say which of them lacks a column, and no path of this machine
+    # by file name only: the schema may name a file that lacks a column, but no path of this machine
     frames = {path.name: read_table(path, na_values_of(columns)) for path in (named_tables([*tables]) or {}).values()}
     schema = infer_schema(frames, columns)
     check_inputs(schema)
     return schema
 
 
-def left_out(schema: Schema) -> list[str]:
-    """A line for each column that is no input, with the reason."""
+def list_unused(schema: Schema) -> list[str]:
+    """Return a line for each column that is not an input, with the reason."""
     return [f"{each.column}: {each.reason}" for each in schema.left_out]
 
 
 def make(path: Path, *, silos: str | None = None, **options: Any) -> Folder:
-    """A new folder; options that were not given have the defaults of `create`."""
+    """Make a folder; options that were not given have the defaults of `create`."""
     if silos is not None:
         options["silos"] = [name.strip() for name in silos.split(",")]
     return create(path, **{name: value for name, value in options.items() if value is not None})
 
 
-def described(folder: Folder) -> dict[str, Any]:
-    """The folder for a program that goes on from here: what was made, and the commands to give."""
+def describe(folder: Folder) -> dict[str, Any]:
+    """Return a description of the folder for other programs: its files, and the next commands."""
     path, silos = shlex.quote(str(folder.path)), folder.silos()
     schema = Setting.load(folder.federation).schema
     return {
@@ -126,12 +127,12 @@ def described(folder: Folder) -> dict[str, Any]:
 
 
 def pack(path: Path, silo: str, out: Path | None, key: bool) -> Bundle:
-    """The silo's bundle; by default named after it, in the current folder."""
+    """Write the silo's bundle; by default named after the silo, in the current folder."""
     return write_bundle(Folder.of(path), silo, out or Path(f"{silo}.tar.gz"), key=key)
 
 
-def needed(silos: int) -> str:
-    """How many silos of a federation with secure sums must answer."""
+def describe_threshold(silos: int) -> str:
+    """Return a sentence on how many silos must answer with secure sums."""
     from equifed.secure import threshold
 
     least = threshold(silos)
@@ -140,12 +141,12 @@ def needed(silos: int) -> str:
 
 
 def write_roster(output: Path, keys: Sequence[Path]) -> list[tuple[str, str]]:
-    """The silos' names and the fingerprints of their public keys, which are written to the file."""
+    """Write the roster; return the silos' names and the fingerprints of their public keys."""
     require_flower()
     from equifed.secure import Roster
 
     if output.exists():
-        raise ConfigError(f"{output} is there already; nothing is overwritten. Name a new file, or remove this one.")
+        raise ConfigError(f"{output} exists and is not overwritten. Name a new file, or remove this one.")
     collected = Roster.collect(keys)
     collected.write(output)
     return [(name, collected.fingerprint(name)) for name in collected.keys]
@@ -164,22 +165,22 @@ def run(path: Path, local: bool = False, json: bool = False) -> None:
 
 def resume(path: Path, reference: str | None, local: bool, json: bool = False) -> None:
     folder = Folder.of(path)
-    unfinished = _unfinished(folder, reference)
+    unfinished = _find_unfinished(folder, reference)
     if unfinished is not None:
         _carry_out(_programs(folder, local), unfinished.id, json)
 
 
 def _programs(folder: Folder, local: bool) -> SubmittedRun:
-    """What carries out a run: everything on this machine, where everything that the silos have is here too, or the
-    SuperLink that the folder names."""
+    """Return the programs of a run: all on this machine if `local`, which needs the silos' files here, or a client of
+    the folder's SuperLink."""
     if not local:
         return SubmittedRun(folder)
-    lacking = folder.lacking()
+    lacking = folder.list_missing()
     if lacking:
         files = "; ".join(f"{near(file)} ({what})" for file, what in lacking.items())
         raise ConfigError(
-            f"All programs on this machine need every silo's rows and key here; {near(folder.path)} lacks: {files}. "
-            "Put them there, or start each silo on its own machine, as its README.md says."
+            f"Running everything on this machine needs every silo's rows and key; {near(folder.path)} lacks: {files}. "
+            "Put them there, or start each silo on its own machine, as described in its README.md."
         )
     return LocalFederation(folder)
 
@@ -188,7 +189,7 @@ def _programs(folder: Folder, local: bool) -> SubmittedRun:
 
 
 def _demo_folder(path: Path, method: str | None, rounds: int | None, secure: bool) -> Folder:
-    """A new one, or the one that an earlier demo made, if it is what is wanted."""
+    """Make the demo's folder, or return an earlier demo's if it has the wanted options."""
     if not Folder(path).federation.is_file():
         folder = make(path, method=method, rounds=rounds, secure=secure)
         say(f"Made {near(folder.path)}: an app, certificates, keys and data of three silos.")
@@ -210,14 +211,14 @@ def _demo_folder(path: Path, method: str | None, rounds: int | None, secure: boo
     return folder
 
 
-def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
-    """The run to go on with; None, after saying so, where there is nothing left to do."""
+def _find_unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
+    """Return the run to resume; None, with a message, if there is none to resume."""
     store = Store(folder.runs)
     if reference is None:
         folders = store.folders()
         if not folders:
             raise ConfigError(
-                f"{near(folder.runs)} has no run yet. Start one with: equifed flower run {_typed(folder.path)}"
+                f"{near(folder.runs)} has no run yet. Start one with: equifed flower run {_quote(folder.path)}"
             )
         reference = next((run.id for run in folders if run.status()["status"] != "finished"), None)
         if reference is None:
@@ -225,10 +226,10 @@ def _unfinished(folder: Folder, reference: str | None) -> RunFolder | None:
             return None
     chosen = store.find(reference)
     if chosen.path.resolve().parent != folder.runs:
-        raise ConfigError(f"{near(chosen.path)} is no run of this federation, whose runs are in {near(folder.runs)}.")
+        raise ConfigError(f"{near(chosen.path)} is not a run of this federation. Its runs are in {near(folder.runs)}.")
     status = chosen.status()["status"]
     if status == "running":
-        raise RunError(f"Run {chosen.id} is still going on. See it with: equifed show {_typed(chosen.path)}")
+        raise RunError(f"Run {chosen.id} is still running. See it with: equifed show {_quote(chosen.path)}")
     if chosen.is_finished():
         say(f"Run {chosen.id} has already finished.")
         return None
@@ -249,10 +250,10 @@ def _new_run(folder: Folder) -> str:
 
 
 def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
-    """Follow the run to its report: with server and silos as programs of ours, which end with us, or on the SuperLink
-    that the folder names, which goes on without us."""
+    """Follow the run to its report: with server and silos as child programs, which end with this process, or on the
+    folder's SuperLink, which continues without it."""
     folder, local = programs.folder, programs if isinstance(programs, LocalFederation) else None
-    with ending_on_signals():
+    with end_on_signals():
         try:
             with programs:
                 if local is None:
@@ -268,33 +269,33 @@ def _carry_out(programs: SubmittedRun, run: str, json: bool) -> None:
 
 
 def _say_stopped(folder: Folder, run: str, local: bool) -> None:
-    """Print what a signal has ended, and how to go on."""
+    """Print what a signal has ended, and how to continue."""
     if not local:
         say(
-            f"No longer following; the run goes on. See it with: equifed show {_typed(folder.runs / run)}, and end "
-            f"it with `flwr stop` (FLWR_HOME={_typed(folder.home)})."
+            f"No longer following; the run continues. See it with: equifed show {_quote(folder.runs / run)}, and end "
+            f"it with `flwr stop` (FLWR_HOME={_quote(folder.home)})."
         )
         return
     done, total = RunFolder(folder.runs / run).rounds_done(), _config(folder).run.rounds
     say(
-        f"Interrupted after round {done} of {total}; everything is stopped. "
-        f"Continue with: equifed flower {_local(folder, run)}"
+        f"Interrupted after round {done} of {total}; all programs are stopped. "
+        f"Continue with: equifed flower {_local_command(folder, run)}"
     )
 
 
 def _require_superlink(folder: Folder, run: str) -> None:
     host, port = folder.superlink()
-    if not listens(host, port):
-        text = f"No SuperLink answers at {host}:{port}. Start it here, as {near(folder.readme)} says"
-        if not folder.lacking():
-            text += f", or have everything started on this machine: equifed flower {_local(folder, run)}"
+    if not is_listening(host, port):
+        text = f"No SuperLink answers at {host}:{port}. Start it here, as described in {near(folder.readme)}"
+        if not folder.list_missing():
+            text += f", or run everything on this machine: equifed flower {_local_command(folder, run)}"
         raise RunError(text)
 
 
-def _local(folder: Folder, run: str) -> str:
-    """The command that goes on with the run on this machine, or where it has not begun starts another."""
+def _local_command(folder: Folder, run: str) -> str:
+    """Return the command that continues the run on this machine, or starts another if it has not begun."""
     begun = (folder.runs / run / "status.json").exists()  # secure sums have a folder before that
-    return f"resume {_typed(folder.path)} --local" if begun else f"run {_typed(folder.path)} --local"
+    return f"resume {_quote(folder.path)} --local" if begun else f"run {_quote(folder.path)} --local"
 
 
 # -- following ---------------------------------------------------------------------------------------------------------
@@ -313,10 +314,10 @@ def _follow(programs: SubmittedRun, run: str) -> None:
     with rounds.waiting:
         while True:
             over = programs.ended(run) is not None
-            # until the server has written, the files are those of an earlier attempt, and its lock is not to be touched
+            # until the server has written, the files are an earlier attempt's, and its lock must not be touched
             begun = _text(run_folder.path / "status.json") != before
             status = run_folder.status() if begun else {"status": "not begun", "reason": ""}
-            rounds.show(begun)  # after its status is known, so that no line is missed at the end
+            rounds.show(begun)  # after reading the status, so that the last line is not missed
             if status["status"] in ("finished", "failed", "interrupted") or (over and not begun):
                 break
             time.sleep(PAUSE)
@@ -327,7 +328,7 @@ def _follow(programs: SubmittedRun, run: str) -> None:
         local = " --local" if isinstance(programs, LocalFederation) else ""
         raise RunError(
             f"Run {run} {status['status']}: {status['reason']} (log: {near(programs.log(run))}). "
-            f"Let it go on with: equifed flower resume {_typed(programs.folder.path)}{local}"
+            f"Continue with: equifed flower resume {_quote(programs.folder.path)}{local}"
         )
     else:
         text = _text(reason)
@@ -336,23 +337,25 @@ def _follow(programs: SubmittedRun, run: str) -> None:
 
 
 class _Rounds:
-    """A line for every new round, and on a terminal how long the next one has been taking."""
+    """A display of one line per finished round, and on a terminal of the time that the next one has taken so far."""
 
     def __init__(self, folder: RunFolder, total: int) -> None:
         self.folder, self.total = folder, total
         self._shown = folder.rounds_done()
         self._since = time.monotonic()
-        self._console = err()  # lines and the waiting must share it, or they overwrite each other
+        self._console = err()  # shared by lines and status, which would overwrite each other otherwise
         self.waiting = self._console.status("")
-        """Shown on a terminal while it is entered."""
+        """Status line, shown on a terminal while it is entered."""
 
     def show(self, begun: bool) -> None:
         text = _text(self.folder.path / "rounds.jsonl") if begun else ""
-        for line in map(loads, text.split("\n")[:-1]):  # the last one may be half written
+        for line in map(loads, text.split("\n")[:-1]):  # the last one may be incomplete
             if line["round"] > self._shown:
                 self._shown, self._since = line["round"], time.monotonic()
                 with contextlib.suppress(BrokenPipeError):
-                    self._console.print(f"Round {line['round']} of {self.total}: {_happened(line)}", soft_wrap=True)
+                    self._console.print(
+                        f"Round {line['round']} of {self.total}: {_describe_round(line)}", soft_wrap=True
+                    )
         waited = f"{time.monotonic() - self._since:.0f} s"
         if not (self.folder.path / "status.json").exists():
             self.waiting.update(f"Waiting for the silos: {waited}")
@@ -360,8 +363,8 @@ class _Rounds:
             self.waiting.update(f"Round {min(self._shown + 1, self.total)} of {self.total}: {waited}")
 
 
-def _happened(line: dict[str, Any]) -> str:
-    """How long a round took, who replied and who did not."""
+def _describe_round(line: dict[str, Any]) -> str:
+    """Describe a round: its duration, and the silos that replied and that did not."""
     log = line["logs"][0]
     text = f"{line['seconds']:.1f} s, {log['replied']} of {log['sampled']} silos replied"
     lost = {missing.client: missing.reason for missing in (Rejection(*rest) for _, *rest in line["rejections"])}
@@ -370,8 +373,8 @@ def _happened(line: dict[str, Any]) -> str:
     return text if log["applied"] else f"{text}; the round was not applied: {Note.from_json(log['obstacle'])}"
 
 
-def _typed(path: Path) -> str:
-    """The path as one would type it in a command."""
+def _quote(path: Path) -> str:
+    """Return the path as typed in a command."""
     return shlex.quote(near(path))
 
 
@@ -383,7 +386,7 @@ def _text(path: Path) -> str:
 
 
 def _report(folder: Folder, run: str, json: bool) -> None:
-    """The summary and the report of a run that has finished."""
+    """Print the summary and write the report of a finished run."""
     from equifed.report import write_report
 
     run_folder = RunFolder(folder.runs / run)

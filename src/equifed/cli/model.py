@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from equifed.cli.console import near, print_json, say
 from equifed.cli.options import Output, Which
 from equifed.errors import ConfigError, blaming, unknown_name
-from equifed.files import writable_folder, write_atomic
+from equifed.files import check_writable, write_atomic
 from equifed.words import clean, csv_of, quoted
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def predict(
     if out is not None:
         if not out.name.endswith((".csv", ".parquet")):
             raise ConfigError(f"--out {out} must end in .csv or .parquet.")
-        writable_folder(out.parent, "Name another file with --out.")
+        check_writable(out.parent, "Name another file with --out.")
     model = load(reference, which, output)
     if model.schema is None:
         raise ConfigError(
@@ -132,7 +132,7 @@ def export(reference: str, onnx: Path | None, torch: Path | None, which: Which, 
     for path, _ in wanted:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder. Name a file in it.")
-        writable_folder(path.parent, "Name another file.")
+        check_writable(path.parent, "Name another file.")
     model = load(reference, which, output)
     written = [(path, make(model)) for path, make in wanted]  # all of them before the first is written
     for path, content in written:

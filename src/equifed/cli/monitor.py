@@ -1,4 +1,4 @@
-"""`equifed monitor`: watching a model in use, from a silo's table of decisions to the server's page."""
+"""`equifed monitor`: monitor a model in use, from a silo's table of decisions to the server's page."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ if TYPE_CHECKING:
     from equifed.monitor.watch import RunCounts
 
 monitor_app = typer.Typer(
-    help="Watch a model in use: silos count decisions, the server shows gaps over time and sounds an alarm.",
+    help="Monitor a model in use: silos count decisions, the server shows gaps over time and sounds an alarm.",
     no_args_is_help=True,
 )
 
 
 @command(monitor_app)
 def count(
-    table: Annotated[Path, typer.Argument(metavar="FILE", help="The decisions, a row each: .csv, .csv.gz, .parquet.")],
+    table: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The decisions, one per row: .csv, .csv.gz or .parquet.")
+    ],
     silo: Annotated[str, typer.Option(metavar="NAME", help="The silo's name.")],
     date: Annotated[str, typer.Option(metavar="COLUMN", help="The column with the date of the decision.")],
     decision: Annotated[str, typer.Option(metavar="COLUMN", help="The column with the decision, a class.")],
     out: Annotated[Path, typer.Option(metavar="FILE.json", help="The counts to write, for the server.")],
     label: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="The column with what turned out to be right; may be empty in some rows."),
+        typer.Option(metavar="COLUMN", help="The column with the true outcome; may be empty in some rows."),
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The schema that the silos share: classes, groups and the inputs' bins."),
+        typer.Option(metavar="FILE", help="The silos' shared schema: classes, groups and the inputs' bins."),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="The column that names the group. (default: by the schema's rule)"),
+        typer.Option(metavar="COLUMN", help="The column with the group. (default: by the schema's rule)"),
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(metavar="A,B,...", help="Without a schema: the decisions that there are, the positive one last."),
+        typer.Option(metavar="A,B,...", help="Without a schema: the possible decisions, the positive one last."),
     ] = None,
     period: Annotated[str, typer.Option(metavar="KIND", help="day, week, month, quarter or year.")] = "month",
     date_format: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="How dates are written, e.g. %d.%m.%Y. (default: ISO 8601, 2026-10-31)"),
+        typer.Option(metavar="FORMAT", help="The format of dates, e.g. %d.%m.%Y. (default: ISO 8601, 2026-10-31)"),
     ] = None,
     range: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN=LOW:HIGH",
-            help="The range of a number column whose schema says none, the same at every silo. May be repeated.",
+            help="Range of a numeric column for which the schema states none, the same at every silo. May be repeated.",
         ),
     ] = None,
     na_values: Annotated[
@@ -67,18 +69,18 @@ def count(
     min_count: Annotated[int, typer.Option(metavar="N", min=0, help="Withhold counts below this.")] = MIN_COUNT,
     revises: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.json", help="What this silo handed in before, of which this is a later version."),
+        typer.Option(metavar="FILE.json", help="This silo's earlier hand-in, which this one revises."),
     ] = None,
 ) -> None:
-    """At a silo: turn a table of decisions into counts by period, group, decision and label, and nothing else.
+    """At a silo: convert a table of decisions to counts by period, group, decision and label.
 
-    Small counts are withheld as in training. The file is what leaves the silo: read it before it is sent.
+    Small counts are withheld as in training. Only this file leaves the silo: read it before you send it.
     """
     from equifed.cli.report import check_page
     from equifed.errors import blaming
     from equifed.federation.tables import read_schema, read_table
     from equifed.monitor import count as count_rows
-    from equifed.monitor import read_hand_in, revised, write_hand_in
+    from equifed.monitor import read_hand_in, revise, write_hand_in
 
     check_page(out, "--out")
     ranges = dict(_range(text) for text in range or ())
@@ -102,7 +104,7 @@ def count(
             na_values=words,
             min_count=min_count,
         )
-    made, kept = (counted.hand_in, list[str]()) if before is None else revised(counted.hand_in, before)
+    made, kept = (counted.hand_in, list[str]()) if before is None else revise(counted.hand_in, before)
     write_hand_in(out, made)
     show(near(out))
     for column, why in counted.left_out:
@@ -110,7 +112,7 @@ def count(
     if counted.without_range:
         say("Give ranges that all silos use: --range COLUMN=LOW:HIGH.")
     if counted.merged:
-        say(f"{counted.merged} rows have a group of fewer than {min_count} rows: counted as of unknown group.")
+        say(f"{counted.merged} rows in groups of fewer than {min_count} rows are counted as of unknown group.")
     if kept:
         say(f"Not revised, because the difference would be a small count: {', '.join(kept)}.")
 
@@ -135,7 +137,7 @@ def _range(text: str) -> tuple[str, tuple[float, float]]:
 def show_monitor(
     counts: Annotated[
         list[Path],
-        typer.Argument(metavar="COUNTS...", help="What silos handed in: files, or folders with .json files."),
+        typer.Argument(metavar="COUNTS...", help="The silos' hand-ins: files, or folders with .json files."),
     ],
     page: Annotated[
         Path | None,
@@ -147,11 +149,11 @@ def show_monitor(
         str | None,
         typer.Option(
             metavar="A:B|RUN",
-            help="What to compare with: the periods from A to B, or a run's test rows. (default: the first period)",
+            help="The reference: the periods from A to B, or a run's test rows. (default: the first period)",
         ),
     ] = None,
     false_alarm_every: Annotated[
-        float, typer.Option(metavar="N", help="How rare false alarms are: one in so many periods, on average.")
+        float, typer.Option(metavar="N", help="Average number of periods until a false alarm.")
     ] = 100,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
     fail_if: Annotated[
@@ -160,13 +162,13 @@ def show_monitor(
             "--fail-if",
             metavar="WHAT",
             help="Exit with 1 if there is an 'alarm' or 'drift', or for a gap of the last period, e.g. "
-            "'demographic_parity_difference > 0.1'. What is not known fails, too. May be repeated.",
+            "'demographic_parity_difference > 0.1'. Unknown values fail, too. May be repeated.",
         ),
     ] = None,
     *,
     output: Output,
 ) -> None:
-    """At the server: show gaps over time with their intervals, alarms, which silo moved, and drift of inputs."""
+    """At the server: show gaps over time with their intervals, alarms, the silo that changed, and drift of inputs."""
     from equifed.cli.report import check_page
     from equifed.cli.runs import fail
     from equifed.monitor import History, read_hand_in, watch
@@ -196,7 +198,7 @@ def _files(given: Sequence[Path]) -> list[Path]:
 
     files = [file for path in given for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     if not files:
-        raise DataError(f"There is no .json file in {', '.join(map(str, given))}.")
+        raise DataError(f"No .json file was found in {', '.join(map(str, given))}. Name the silos' hand-ins.")
     return files
 
 
@@ -216,7 +218,7 @@ def _check(text: str) -> Any:
 
 
 def _reference(text: str | None, history: History, output: Output) -> str | RunCounts | None:
-    """Periods where the text begins with the name of one, else a run."""
+    """Return the text if it begins with a period's name, otherwise the counts of the run that it names."""
     import numpy as np
 
     from equifed.errors import ConfigError
@@ -231,9 +233,9 @@ def _reference(text: str | None, history: History, output: Output) -> str | RunC
     tables = {labels: list(result.count_tables("test", labels=labels).values()) for labels in (True, False)}
     if result.swept or not tables[True]:
         raise ConfigError(
-            "must name one run that decides between classes, no sweep and no regression.", key="reference"
+            "must name a single run with classes as labels, not a sweep or a regression.", key="reference"
         )
-    # seeds are tested on much the same rows: together they are no more than one of them
+    # seeds share most test rows, so their mean counts as much as one of them
     labelled, decided = (np.mean(tables[labels], axis=0) for labels in (True, False))
     groups, classes = (tuple(map(str, result.info[what])) for what in ("groups", "classes"))
     return RunCounts(folder.id, groups, classes, decided[:, 0], labelled)

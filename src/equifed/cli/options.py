@@ -17,7 +17,7 @@ from equifed.cli.console import guarded
 from equifed.data.columns import Columns, Holdout
 from equifed.errors import ConfigError, EquifedError, unknown_name
 from equifed.options import Option, options_of
-from equifed.registry import typed
+from equifed.registry import allow
 from equifed.settings import MARGIN, Cluster, Local, RunSettings
 from equifed.words import quoted
 
@@ -238,7 +238,7 @@ class TableOptions(make_dataclass("GeneratedTables", _TABLE, bases=(_Files,), fr
         if name is not None and self.data:
             raise ConfigError(f"The data set {quoted(name)} and --data are both given. Keep one of them.")
         if name is not None:
-            typed(name)
+            allow(name)
         if name is not None and name not in DATASETS and Path(name).exists():
             raise ConfigError(f"{quoted(name)} is no data set but a file or a folder. Give it as --data {name}.")
         return ({} if name is None else {"name": name}) | self.section()
@@ -370,10 +370,10 @@ class Settings(Tracking, Sharing, make_dataclass("Generated", _generated(), froz
 
 
 def _is_method(name: str) -> bool:
-    from equifed.methods import REGISTRY, unwrapped
+    from equifed.methods import REGISTRY, unwrap
 
-    base, _ = unwrapped(name)
-    typed(base)
+    base, _ = unwrap(name)
+    allow(base)
     return base in REGISTRY
 
 

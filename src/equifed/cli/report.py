@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from equifed.cli.console import near, print_json, say, show
 from equifed.cli.options import Goal, Output, ReportOptions, split_names
 from equifed.errors import ConfigError
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.report.card import with_facts
 from equifed.results import Result
 from equifed.results.merge import gathered
@@ -19,12 +19,11 @@ from equifed.words import csv_of
 
 
 def report(references: Sequence[str], options: ReportOptions, goal: Goal, output: Output) -> None:
-    from equifed.report.comparison import Comparison
     from equifed.report.figures import check_formats, write_figures
     from equifed.report.numbers import records
     from equifed.report.page import write_page
     from equifed.report.tables import check_format, table_of
-    from equifed.report.verdict import verdict_of
+    from equifed.verdict.comparison import Comparison
 
     printed = [*options.for_programs, *(["--json"] if output.json else [])]
     if len(printed) > 1:
@@ -39,7 +38,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
     formats = split_names(options.formats, "--formats")
     if options.figures is not None:
         check_formats(formats)
-        writable_folder(options.figures, "Name another folder with --figures.")
+        check_writable(options.figures, "Name another folder with --figures.")
     folders = [Store(output.runs).find(reference) for reference in references]
     comparison = Comparison.of(
         gathered([documented(folder, folder.result()) for folder in folders]),
@@ -59,7 +58,7 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
                 "report": None if page is None else str(page),
                 "figures": [str(path) for path in drawn],
                 "runs": [folder.id for folder in folders],
-                "verdict": asdict(verdict_of(comparison)),
+                "verdict": asdict(comparison.verdict),
                 "answer": None if comparison.answer is None else comparison.answer.to_dict(),
                 "disparity": comparison.disparity,
                 "margin": comparison.margin,
@@ -90,12 +89,13 @@ def report(references: Sequence[str], options: ReportOptions, goal: Goal, output
 
 
 def documented(folder: RunFolder, result: Result) -> Result:
-    """The result with what its folder knows beside it."""
-    return replace(result, info=with_facts(result.info, folder.facts()))
+    """The result, with what its folder knows of it besides."""
+    result.info.update(with_facts(result.info, folder.facts()))  # in place: what was taken from it stays
+    return result
 
 
 def check_page(page: Path, option: str) -> None:
     """Refuse a page that is a folder, or in a folder where no file can be written."""
     if page.is_dir():
         raise ConfigError(f"{option} {page} is a folder. Name a file in it, e.g. {page / 'report.html'}.")
-    writable_folder(page.parent, f"Name another file with {option}.")
+    check_writable(page.parent, f"Name another file with {option}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -38,29 +37,23 @@ from equifed.cli.tables import (
 from equifed.config import Config, job_of, load_federations, parse_config
 from equifed.errors import ConfigError, RunError
 from equifed.federation import Federation
-from equifed.methods import REGISTRY, make
+from equifed.methods import REGISTRY
 from equifed.notes import Note
-from equifed.report.comparison import Comparison, check_margin
-from equifed.report.page import write_page
-from equifed.report.silos import NOT_AVAILABLE, Secure, other_notes
-from equifed.report.verdict import Verdict, verdict_of
-from equifed.report.wording import outcome
 from equifed.results import Result
-from equifed.results.answer import answer_if_asked
-from equifed.results.merge import merged
-from equifed.results.outcome import Answer
-from equifed.seeking import need_validation
-from equifed.settings import MARGIN, Cluster
+from equifed.settings import MARGIN
 from equifed.signals import exit_code
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store, trackers
-from equifed.studies import Study, blocks, data_key, opened
+from equifed.studies.comparing import Ended, make_fitting_jobs, run_in_turn, share_out
 from equifed.target import parse_targets
-
-PERSONAL_TESTS = 20_000_000
-"""Test rows times clients beyond which `compare` leaves out methods whose clients all have models of their own."""
-
+from equifed.verdict.answering import answer
+from equifed.verdict.comparison import Comparison, check_margin
+from equifed.verdict.outcome import Answer
+from equifed.verdict.seek import need_validation
+from equifed.verdict.sentences import Verdict
+from equifed.verdict.silos import NOT_AVAILABLE, Secure, other_notes
+from equifed.verdict.wording import outcome
 
 NO_GOAL = Goal()
 AGAIN = "Give the same command again: it goes on from here, and repeats nothing that has finished."
@@ -129,13 +122,9 @@ def new_run(
         say(f"Run {recording.folder.id}")
         folders, result = [recording.folder], train(recording, checks, closely)
     else:
-        ((_, folders, done),) = (
-            _in_turn(store, [(config, job)], feds, [checks], closely)
-            if config.cluster is None
-            else share_out(store, config.cluster, [config], feds)
-        )
-        if isinstance(done, str):
-            raise RunError(f"{done} {RETRY}")
+        ((_, folders, done, error),) = _carried(store, [(config, job)], feds, [checks], closely)
+        if done is None:
+            raise RunError(f"{error} {RETRY}")
         result = done
     if report is not None:
         write_report([documented(folders[0], result)], report, margin=margin)
@@ -156,10 +145,10 @@ def resume_run(
         say(f"Run {folder.id} has already finished.")
         if output.json or checks:
             result = folder.result()
-            answer = answer_if_asked([result])
-            failed = failures(checks, [result], answer)
+            met = answer([result]) if result.settings.target else None
+            failed = failures(checks, [result], met)
             if output.json:
-                print_json(record(folder, result) | {"status": "finished"} | _answered(answer, failed))
+                print_json(record(folder, result) | {"status": "finished"} | _answered(met, failed))
             fail(failed)
         return
     recording = store.resume(reference, lambda simulation: checks_of_each(checks, [simulation.job]), track=track)
@@ -183,137 +172,81 @@ def compare(
     check_margin(margin)
     store = Store(output.runs)
     methods = list(REGISTRY.usable()) if names is None else split_names(names, "--methods")
-    if names is not None:
-        first: dict[str, str] = {}  # a method may have two names, ditto and fedavg+ditto
-        for name in methods:
-            if (same := first.setdefault(make(name).name, name)) != name:
-                raise ConfigError(f"--methods names one method twice, as {same} and as {name}. Leave out one of them.")
     configs = [_config(data, name, settings, methods) for name in methods]
+    first: dict[str, str] = {}  # a method may have two names, ditto and fedavg+ditto
+    for name, config in zip(methods, configs, strict=True):
+        if names is not None and (same := first.setdefault(config.method.name, name)) != name:
+            raise ConfigError(f"--methods names one method twice, as {same} and as {name}. Leave out one of them.")
     store.prepare()
     trackers(configs[0])
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     page = report or store.root / f"compare-{configs[0].data.title.replace(':', '-')}-{stamp}.html"
     check_page(page, "--report")
     feds = load_federations(configs[0])
-    # every job is made before the first trains: what is wrong with the last method must not come after hours of others
-    runs = [(config, job) for config in configs if (job := _job(config, feds, names is not None)) is not None]
-    if configs[0].run.target and sum(not config.method.pooled for config, _ in runs) > 1:
-        need_validation(feds)
+    given = {i: config.method for i, config in enumerate(configs)}
+    jobs = make_fitting_jobs(given, lambda i: job_of(configs[i], feds), feds, names is not None, say)
     say_held_back(configs[0])
-    records, results, failed, broken = [], [], [], []
+    runs = [(configs[i], job) for i, job in jobs.items()]
     own_checks = checks_of_each(checks, [job for _, job in runs])
-    cluster = configs[0].cluster
-    carried = (
-        _in_turn(store, runs, feds, own_checks)
-        if cluster is None
-        else share_out(store, cluster, [config for config, _ in runs], feds)
-    )
-    for number, folders, result in carried:
-        if isinstance(result, str):  # one method's failure must not cost the others' results
-            name = runs[number][0].method.name
-            broken.append(name)
-            say(f"{name} failed: {result}")
+    ended, failed, broken = [], [], []
+    for each in _carried(store, runs, feds, own_checks):
+        if each.result is None:  # one method's failure must not cost the others' results
+            broken.append(name := runs[each.number][0].method.name)
+            say(f"{name} failed: {each.error}")
             continue
-        records.append(_recorded(folders, result))
-        results.append(documented(folders[0], result))
-        failed += failures(own_checks[number], [result], None)
-    if not results:
+        ended.append((each.folders, documented(each.folders[0], each.result)))
+        failed += failures(own_checks[each.number], [each.result], None)
+    if not ended:
         raise RunError("No method finished.")
-    compared = Comparison.of(results, margin=margin)
-    said = verdict_of(compared)
+    compared = Comparison.of([result for _, result in ended], margin=margin)
     failed += failures([check for check in checks if isinstance(check, TargetCheck)], [], compared.answer)
-    able = {config.method.name for config, _ in runs}
     more = {
         "report": str(page),
-        "verdict": asdict(said),
-        "left_out": [config.method.name for config in configs if config.method.name not in able],
+        "verdict": asdict(compared.verdict),
+        "left_out": [method.name for i, method in given.items() if i not in jobs],
         "failed_methods": broken,
         **_answered(compared.answer, failed),
     }
-    _print_comparison(configs[0], feds[0], records, output, more, _asked(results, checks))
-    for note in _shared_notes(results):
+    _print_comparison(
+        configs[0], feds[0], [_recorded(*each) for each in ended], output, more, _asked(compared.results, checks)
+    )
+    for note in _shared_notes(compared.results):
         say(f"Note: {note}")
     if not output.json:
-        show(*_lines(said))
-    write_page(compared, page)
-    say(f"Report: {near(page)}")
+        show(*_lines(compared.verdict))
+    say(f"Report: {near(compared.report(page))}")
     if broken:
         raise RunError(f"{len(broken)} of {len(runs)} methods failed: {', '.join(broken)}. {RETRY}")
-    check_trained(results)
+    check_trained(compared.results)
     fail(failed)
 
 
-def _in_turn(
+def _carried(
     store: Store,
     runs: Sequence[tuple[Config, Job]],
     feds: Sequence[Federation],
     checks: Sequence[Sequence[AnyCheck]],
     closely: bool = False,
-) -> Iterator[tuple[int, list[RunFolder], Result | str]]:
-    """Every run in this process, with its own progress: its number, its folder, and its result or what went wrong. A
-    study of them, so that the same command goes on where it was interrupted and repeats nothing that has finished."""
-    study = Study([config for config, _ in runs], store, Cluster(), {data_key(runs[0][0]): feds})
-    if study.before:
-        say(study.going_on("runs"))
-    numbers = {id(config): number for number, (config, _) in enumerate(runs)}
-    results: dict[int, Result] = {}
+) -> Iterator[Ended]:
+    """The runs, in this process or shared out, with their progress; a signal says how to go on."""
+    cluster = runs[0][0].cluster
 
-    def work(federations: Sequence[Federation], config: Config, root: Path, run: str) -> None:
-        number = numbers[id(config)]
-        recording = opened(store, config, run, lambda config: Simulation(runs[number][1]))
-        if recording is None:
-            return
-        begun = f" continues after round {recording.done} of {config.run.rounds}." if recording.done else ""
-        if begun or len(runs) == 1:
-            say(f"Run {run}{begun}")
+    def train(number: int, recording: Recording) -> Result:
         try:
-            results[number] = _train(recording, closely)
+            return _train(recording, closely)
         except KeyboardInterrupt:
             _say_stopped(recording, f"Continue with: {_resuming(recording, checks[number])}")
             raise
 
     try:
-        for number, folder, error in study.carry_out(train=work):
-            own = RunFolder(store.root / folder.id)
-            yield number, [own], error or (results.pop(number) if number in results else own.result())
+        if cluster is None:
+            yield from run_in_turn(store, runs, feds, train, say)
+        else:
+            with Board() as board:
+                yield from share_out(store, cluster, [config for config, _ in runs], feds, board, say)
     except KeyboardInterrupt as stopped:
-        say(AGAIN if len(runs) == 1 else f"All of them: {AGAIN[0].lower()}{AGAIN[1:]}")
-        raise typer.Exit(exit_code(stopped)) from None
-
-
-def share_out(
-    store: Store, cluster: Cluster, configs: Sequence[Config], feds: Sequence[Federation]
-) -> Iterator[tuple[int, list[RunFolder], Result | str]]:
-    """Configurations on the same federations, cut into jobs that workers share: in their order, the number of each, the
-    folders of its jobs, and its result, which is that of all of them, or what went wrong."""
-    pieces = [(number, block) for number, config in enumerate(configs) for block in blocks(config)]
-    study = Study([block for _, block in pieces], store, cluster, {data_key(configs[0]): feds})
-    folders: list[dict[int, RunFolder]] = [{} for _ in configs]
-    errors: dict[int, str] = {}
-    todo = Counter(number for number, _ in pieces)
-    if cluster.workers > len(pieces):
-        say(
-            f"Note: {len(pieces)} jobs for {cluster.workers} workers. Smaller blocks (--seeds-per-job, "
-            "--settings-per-job) make more of them."
-        )
-    if study.before:
-        say(study.going_on())
-    following = 0
-    try:
-        with Board() as board:
-            for position, folder, error in study.carry_out(board):
-                number = pieces[position][0]
-                folders[number][position] = folder
-                if error:
-                    errors.setdefault(number, error)
-                todo[number] -= 1
-                while following < len(configs) and not todo[following]:
-                    parts = [folders[following][key] for key in sorted(folders[following])]
-                    found = errors.get(following) or merged([part.result() for part in parts], feds)
-                    yield following, parts, found
-                    following += 1
-    except KeyboardInterrupt as stopped:
-        say(f"Interrupted. {AGAIN}")
+        alone = f"Interrupted. {AGAIN}" if cluster else AGAIN
+        say(alone if cluster or len(runs) == 1 else f"All of them: {AGAIN[0].lower()}{AGAIN[1:]}")
         raise typer.Exit(exit_code(stopped)) from None
 
 
@@ -342,25 +275,6 @@ def _config(data: dict[str, Any], method: str, settings: Settings, methods: Sequ
     source = f"compare ({method})" if changed else "compare"
     raw = {"data": data, "method": {"name": method}}
     return parse_config(raw, overrides, source=source, chosen_from=len(methods) > 1)
-
-
-def _job(config: Config, feds: Sequence[Federation], named: bool) -> Job | None:
-    """The method's job; None for a method that nobody asked for by name and that does not fit the data."""
-    name, clients, rows = config.method.name, feds[0].num_clients, len(feds[0].test)
-    if not named and config.method.personal and clients * rows > PERSONAL_TESTS:
-        say(
-            f"{name} is left out: every evaluation would test {clients:,} models on {rows:,} rows each. "
-            "Name it with --methods to include it."
-        )
-        return None
-    try:
-        return job_of(config, feds)
-    except ConfigError as error:
-        own = error.section == "method" or error.key in ("clip", "robust")
-        if named or not own:  # the settings are no method's fault
-            raise
-        say(f"{name} is left out: {error.text}")
-        return None
 
 
 def _asked(results: Sequence[Result], checks: Sequence[AnyCheck]) -> set[str]:
@@ -407,7 +321,7 @@ def print_result(
         say(f"Note: {note}")
     if output.json:
         more = {"pareto": pareto_of(result).to_dict("records")} if result.swept and compared else {}
-        more |= {"verdict": asdict(verdict_of(compared))} if compared else {}
+        more |= {"verdict": asdict(compared.verdict)} if compared else {}
         print_json(summary | more | _answered(answer, failed))
     else:
         if result.swept and compared:
@@ -416,7 +330,7 @@ def print_result(
             asked = _asked([result], checks)
             show(comparison([summary], asked), footnotes([summary], asked), *silos_table(result), *robust_table(result))
         if compared:
-            show(*_lines(verdict_of(compared)))
+            show(*_lines(compared.verdict))
         if len(folders) == 1:
             (path,) = (folder.path for folder in folders)
             say(f"Saved in {near(path)}; look at it with: equifed show {name_of(path)}")
@@ -471,7 +385,7 @@ def _show_finished(
         parts = (*groups_tables(result), *gaps_table(result), *local_table(result), *silos_table(result))
         show(metrics_table(summary), "", *parts, *robust_table(result), "", warnings_of([summary]))
     if compared:
-        show(*_lines(verdict_of(compared)))
+        show(*_lines(compared.verdict))
     show("", frame_table(result.messages.drop(columns=["sizes_down", "sizes_up"]), "Messages, bytes per client"))
     if Secure.of(result.info):
         show(NOT_AVAILABLE)

@@ -18,11 +18,11 @@ from equifed.config import Config, RunSection, job_of, load_federations
 from equifed.errors import ConfigError
 from equifed.metrics.catalogue import describe
 from equifed.results import Result
-from equifed.results.candidates import having
-from equifed.seeking import Seeking, Sought
+from equifed.results.counts import having
 from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import RunFolder, Store
+from equifed.verdict.seek import Seeking, Sought
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +96,7 @@ def _failures(sought: Sought, checks: Sequence[AnyCheck]) -> list[str]:
     chosen = sought.answer.chosen
     if chosen is None:
         return [f"nothing could be chosen, so nothing is known of {check.text}" for check in checks]
-    result = sought.results[chosen.result]
+    result = chosen.result
     one = replace(result, metrics=having(result.metrics, chosen.setting), log=having(result.log, chosen.setting))
     return failures(checks, [one], sought.answer)
 

@@ -19,9 +19,9 @@ from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import moments
 
 if TYPE_CHECKING:
-    from equifed.report.comparison import Variant
     from equifed.results import Result
     from equifed.store import Entry, RunFolder
+    from equifed.verdict.variants import Variant
 
 NARROW = 110
 """Below this width means and deviations go on two lines."""
@@ -41,10 +41,9 @@ def record(folder: RunFolder, result: Result) -> Record:
     one setting has its 95 % interval [`low`, `high`], by rows and seeds, and its `noise_floor`, what a perfectly fair
     model might show by chance.
     """
-    from equifed.report.comparison import variants_of
-    from equifed.report.silos import Silos
+    from equifed.verdict.silos import Silos
 
-    variants = variants_of([result]) if len(result.metrics) else []
+    variants = result.variants if len(result.metrics) else []
     noisy = set[str]().union(*(variant.noisy for variant in variants))
     silos = Silos.of(result)
     final = result.final()
@@ -112,7 +111,7 @@ def comparison_columns(records: Sequence[Record], asked: Collection[str] = ()) -
 
 def comparison(records: Sequence[Record], asked: Collection[str] = ()) -> Table:
     """A row per method: mean ± sample standard deviation over seeds of the final test metrics."""
-    from equifed.report.wording import size
+    from equifed.verdict.wording import size
 
     columns = comparison_columns(records, asked)
     headings = ["method", *(describe(name).short for name in columns), "up + down", "seconds"]
@@ -132,7 +131,7 @@ def comparison(records: Sequence[Record], asked: Collection[str] = ()) -> Table:
 
 
 def footnotes(records: Sequence[Record], asked: Collection[str] = ()) -> str:
-    from equifed.report.wording import size
+    from equifed.verdict.wording import size
 
     lines = ["Mean ± standard deviation over seeds on the test set; bytes per client and round."]
     once = [
@@ -198,7 +197,7 @@ def frame_table(frame: Any, title: str | None = None) -> Table:
 
 
 def metrics_table(each: Record) -> Table:
-    from equifed.report.groups import SMALL_GROUP
+    from equifed.verdict.groups import SMALL_GROUP
 
     told = any("noise_floor" in value for value in each["metrics"].values())
     headings = ["95 % interval", "noise floor"] if told else []
@@ -244,7 +243,7 @@ def pareto_table(result: Result) -> Table:
 
 def groups_tables(result: Result) -> list[Table | str]:
     """Per-group means over seeds of the last round: a table, or several where there are many groups."""
-    from equifed.report.silos import Silos, as_disclosed
+    from equifed.verdict.silos import Silos, as_disclosed
 
     silos = Silos.of(result)
     frame = result.metrics
@@ -285,13 +284,11 @@ def groups_tables(result: Result) -> list[Table | str]:
 
 def gaps_by_attribute(result: Result) -> list[Record]:
     """The main disparities by sensitive column and crossed, with the groups farthest apart, for other programs."""
-    from equifed.report.comparison import variants_of
-
     if result.metrics.empty:
         return []
     return [
         {"method": variant.label, "metric": metric, **gap.facts()}
-        for variant in variants_of([result])
+        for variant in result.variants
         for metric in catalogue.shown(map(str, variant.final.columns), "headline")
         for gap in variant.gaps(metric)
     ]
@@ -299,8 +296,8 @@ def gaps_by_attribute(result: Result) -> list[Record]:
 
 def gaps_table(result: Result) -> list[Table | str]:
     """The same as a table; nothing for two groups."""
-    from equifed.report.groups import SMALL_GROUP
-    from equifed.report.wording import rows
+    from equifed.verdict.groups import SMALL_GROUP
+    from equifed.verdict.wording import rows
 
     headings = ("disparity", "attribute", "mean", "95 % interval", "lowest", "highest")
     table = plain_table(*headings, numbers=[2, 3], title="Gap by attribute, and the groups farthest apart (test rows)")
@@ -317,8 +314,8 @@ def gaps_table(result: Result) -> list[Table | str]:
 
 def local_table(result: Result) -> list[Table | str]:
     """How the clients' own gaps compare with those over all of them; nothing where no client has one."""
-    from equifed.report.local import Local
-    from equifed.report.wording import listing
+    from equifed.verdict.local import Local
+    from equifed.verdict.wording import listing
 
     found = [local for metric in SIGNED if (local := Local.of(result.local_gaps, metric))]
     if not found:
@@ -343,7 +340,7 @@ def local_table(result: Result) -> list[Table | str]:
 
 def silos_table(result: Result) -> list[Table | str]:
     """Of a real federation: each silo, and what holds for all; nothing for a simulation."""
-    from equifed.report.silos import Silos
+    from equifed.verdict.silos import Silos
 
     silos = Silos.of(result)
     if silos is None:

@@ -35,12 +35,12 @@ from equifed.federation.reading import SUFFIXES
 from equifed.federation.tables import files_in
 from equifed.files import read_regular
 from equifed.protocol import Method
-from equifed.registry import Registry, typed
-from equifed.seeking import aimed
+from equifed.registry import Registry, allow
 from equifed.settings import SEEDS, Cluster, Local, SeekSettings
 from equifed.simulator import check_swept
 from equifed.target import parse_targets
 from equifed.tracking import names as tracking
+from equifed.verdict.seek import aimed
 from equifed.words import SHORT, clean, quoted
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def load_config(
         raise ConfigError(f"cannot be read as TOML: {clean(error)}.", source=str(file)) from None
     section = raw.get("data", {})
     if data and isinstance(section, dict):
-        typed(*named({"data": data}))
+        allow(*named({"data": data}))
         replaced = {*SOURCES, "preset"} if any(key in data for key in SOURCES) else set()
         raw["data"] = {key: value for key, value in section.items() if key not in replaced} | dict(data)
     return parse_config(raw, overrides, source=str(file), folder=file.parent, received=received)
@@ -115,7 +115,7 @@ def parse_config(
     changes: dict[str, Any] = {}
     for override in overrides:
         _override(changes, override)
-    typed(*named(changes), *([] if received else named(raw)))
+    allow(*named(changes), *([] if received else named(raw)))
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in raw.items()}
     for override in overrides:
         _override(merged, override)
@@ -151,7 +151,7 @@ def parse_config(
     model = reader.choice("model", "kind", models.REGISTRY, usual)
     batch = {"batch-size": None} if merged.get("local", {}).get("batch-size") == "all" else {}
     local = reader.made("local", Local, {**merged.get("local", {}), **batch})
-    method = reader.choice("method", "name", methods.REGISTRY, {}, methods.recorded)
+    method = reader.choice("method", "name", methods.REGISTRY, {}, methods.make_recorded)
     sweep = reader.sweep(method)
     seek = reader.seek(method, run.target) if "seek" in merged else None
     flower = reader.section("flower", FlowerSection) if "flower" in merged else None
@@ -190,7 +190,7 @@ def _bare(section: str, key: str, name: str) -> str:
     """Return the name of a method without wrappers, and of a tracker without what it is given."""
     if section == "method":
         with suppress(ConfigError):
-            return methods.unwrapped(name)[0]
+            return methods.unwrap(name)[0]
     return tracking.name_of(name) if key == "track" else name
 
 
@@ -393,7 +393,7 @@ class _Reader:
             return None
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
         keys = {option: kebab(facts.key) for option, facts in methods.options(kind).items()}
-        make = partial(methods.recorded, kind.name) if isinstance(kind, Method) else kind
+        make = partial(methods.make_recorded, kind.name) if isinstance(kind, Method) else kind
         return self.checked(name, lambda: make(**values), keys)
 
     def sweep(self, method: Method | None) -> dict[str, list[float]]:

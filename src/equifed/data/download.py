@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from equifed.errors import DataError
-from equifed.files import unwritable, write_atomic
+from equifed.files import find_write_problem, write_atomic
 
 TIMEOUT_SECONDS = 30
 PIP_TIMEOUT_SECONDS = 600
@@ -177,7 +177,7 @@ def _bring(file: File, home: str | os.PathLike[str] | None, sources: _Sources, l
     """Try each source in turn; store the first content that is right. lacking: all files that the data set lacks, which
     the error names at once."""
     target = data_home(home) / file.folder / file.name
-    if why := unwritable(target.parent):  # known before a long download, not after it
+    if why := find_write_problem(target.parent):  # known before a long download, not after it
         raise DataError(
             f"{target.name} is not in the data home {target.parents[1]}, and that folder cannot be written "
             f"({why}), so it cannot be fetched either. Put the file at {target}, or set "

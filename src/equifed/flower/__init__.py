@@ -15,7 +15,7 @@ __all__ = ["client_app", "server_app"]
 
 
 def __getattr__(name: str) -> Any:
-    """The apps are imported when they are asked for: flwr may not be installed."""
+    """Import the apps on first use, because flwr may not be installed."""
     if name in __all__:
         return getattr(import_module("equifed.flower.apps"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

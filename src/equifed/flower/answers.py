@@ -1,4 +1,4 @@
-"""A silo's answers, also where its work fails: its own log gets all of it, the server no value of a row and no path."""
+"""A silo's answers, also if its work fails: its log has the full error; the server gets no row value and no path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Work = Callable[[Message, Context], RecordDict]
 
 
 def answering(work: Work) -> Callable[[Message, Context], Message]:
-    """A message's answer, also when the work fails: the silo's own log gets all of it, the server no value of a row."""
+    """Wrap `work` so that an error is logged in full at the silo and answered without row values or paths."""
 
     def handle(message: Message, context: Context) -> Message:
         try:
@@ -24,30 +24,30 @@ def answering(work: Work) -> Callable[[Message, Context], Message]:
         except Exception as error:
             logging.getLogger("flwr").error("equifed could not answer.\n%s", traceback_of(error))
             name = str(context.node_config.get("client-id", ""))
-            content = RecordDict({ABOUT: about({"client": clean(name), "refused": clean(_disclosed(error))})})
+            content = RecordDict({ABOUT: about({"client": clean(name), "refused": clean(_describe_for_server(error))})})
         return Message(content, reply_to=message)
 
     return handle
 
 
-def _disclosed(error: Exception) -> str:
-    """What the server may learn of an error."""
+def _describe_for_server(error: Exception) -> str:
+    """Return what may be disclosed of an error to the server."""
     if isinstance(error, RowError):
-        return f"its file does not fit the schema: {error.place} (its own log says why)"
+        return f"its file does not fit the schema: {error.place} (see the silo's log)"
     if isinstance(error, DataError):
-        return "its file cannot be used (its own log says why)"
+        return "its file cannot be used (see the silo's log)"
     if isinstance(error, ConfigError):
         return without_paths(error)
     if isinstance(error, BadMessage | Refused):
         return f"its reply {error}"
-    return f"its work failed with {type(error).__name__} (its own log says why)"
+    return f"its work failed with {type(error).__name__} (see the silo's log)"
 
 
 def without_paths(error: EquifedError) -> str:
-    """An error as the server may read it: where files lie at a silo is nobody else's business."""
+    """Return an error's text for the server, without the silo's file paths."""
     text = error.text
     if isinstance(error.__cause__, ModuleNotFoundError):
-        text = f"{error.value!r} needs the module {error.__cause__.name}, which is not installed there"
+        text = f"{error.value!r} needs the module {error.__cause__.name}, which is not installed at the silo"
     elif "/" in text or "\\" in text:
-        text = "cannot be used there (its own log says why)"
+        text = "cannot be used at the silo (see the silo's log)"
     return ": ".join(filter(None, (error.where, text)))

@@ -1,7 +1,7 @@
-"""What Flower starts on every machine. An app loads what its work needs when it is asked to do it.
+"""The apps that Flower starts on every machine. They import what a message needs only when it arrives.
 
-Flower starts a process for every message to a silo. To help take the masks off a sum needs neither rows nor torch,
-whose import would take most of its time.
+Flower starts a process for every message to a silo. Unmasking a sum needs neither rows nor torch, and importing torch
+would take most of the time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from equifed.flower.answers import answering
-from equifed.flower.masks import SECURE, read_unmasking, secrets_of, telling
+from equifed.flower.masks import SECURE, pack_answer, read_unmasking, secrets_of
 from equifed.flower.records import ABOUT, about, read_about
 
 UNMASK = "query.unmask"
 
 
 def server_app(path: str | Path) -> ServerApp:
-    """The server of the federation that this configuration describes."""
+    """Return the server app of the federation described by a configuration file."""
     app = ServerApp()
 
     @app.main()
@@ -34,12 +34,12 @@ def server_app(path: str | Path) -> ServerApp:
 
 
 def client_app(path: str | Path) -> ClientApp:
-    """The app of every silo in the federation that this configuration describes."""
+    """Return the app of every silo in the federation described by a configuration file."""
     return DeferredApp(path)
 
 
 class DeferredApp(ClientApp):
-    """An app that answers one message itself and loads the rest of its code when another comes."""
+    """An app that answers unmasking requests itself and imports the full app for all other messages."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class DeferredApp(ClientApp):
 
     @cached_property
     def whole(self) -> ClientApp:
-        """What answers all other messages."""
+        """The full app, which answers all other messages."""
         from equifed.flower.silo import load_app
 
         return load_app(self._path)
@@ -60,9 +60,9 @@ class DeferredApp(ClientApp):
 
 @answering
 def unmask(message: Message, context: Context) -> RecordDict:
-    """A silo's part in taking the masks off a sum; its state folder says what it may tell."""
+    """Answer with this silo's part in unmasking a sum; the records in its state folder decide what it may disclose."""
     asked = read_about(message.content)
     secrets = secrets_of(context, str(asked["run"]))
-    told = secrets.tell(*read_unmasking(message.content))
-    said = about({"client": secrets.name, "exchange": str(asked["exchange"])})
-    return RecordDict({ABOUT: said, SECURE: telling(told)})
+    answer = secrets.unmask(*read_unmasking(message.content))
+    head = about({"client": secrets.name, "exchange": str(asked["exchange"])})
+    return RecordDict({ABOUT: head, SECURE: pack_answer(answer)})

@@ -1,15 +1,15 @@
-"""Evaluation where the test rows are: clients count on their own rows and withhold small counts; the server adds up.
+"""Evaluation at the silos: clients count on their own test rows and withhold small counts; the server adds up.
 
-What is small is said in `metrics.withholding`.
+`metrics.withholding` defines which counts are small.
 
-The histogram of a group's scores is disclosed where its table is, in ranges of bins that both labels have enough rows
-in. Ranges come from halving: one half first, because the table tells how many rows lie on either side of it, then
+The histogram of a group's scores is disclosed where its table is, in ranges of bins in which both labels have enough
+rows. Ranges come from halving: first at one half, because the table already discloses the rows on either side, then
 quarters, down to single bins as long as both parts have enough. So the ranges of two rounds, or of two similar models,
-are nested and never overlap, and no difference between them is a small count. What a range holds is sent in the bin of
+are nested and never overlap, and no difference between them is a small count. A range's content is sent in the bin of
 its mean score.
 
-Under secure sums the server is told nothing of a single client: what all of them counted is one sum, of integers
-(`integers`), and the same rules withhold what is small in it before anything is kept (`of_all`).
+With secure sums the server learns nothing about a single client: the counts of all clients are one sum of integers
+(`integers`), and the same rules withhold small counts in it before anything is stored (`decode_total`).
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from equifed.task import LEAST_PROBABILITY
 
 WITHHELD = -1
 ROUNDING = 1e-6
-"""Mean scores may lie so far outside their bin."""
+"""Tolerance by which mean scores may lie outside their bin, for rounding."""
 MOST_LOSS = -math.log(LEAST_PROBABILITY) * (1 + ROUNDING)
-"""Of a row, where the label is a class."""
+"""Largest loss of one row in classification."""
 MOST_NUMBER = 1e15
-"""That a model may predict where the label is a number: larger ones are those of a model that has run away."""
+"""Largest prediction of a regression model; a larger one means that training has diverged."""
 FIELDS = Scored._fields
-"""Of one client."""
+"""Names of the fields of one client's evaluation."""
 
 
 def withheld(scored: Scored, min_count: int) -> ArrayRecord:
-    """One client's scores as it sends them: counts [G, C, C] and predicted [G, C] with -1 for what is withheld, and 0
-    in its place in the sums that belong to it."""
+    """Return one client's scores as it sends them: withheld counts [G, C, C] and predicted [G, C] are -1, and the sums
+    that belong to them 0."""
     counts = np.concatenate([scored.counts[0], scored.unknown]).astype(np.int64)
     predicted = counts.sum(-2)
     small, hidden = small_groups(counts, min_count)  # [G + 1]
     counts[small], predicted[hidden] = WITHHELD, WITHHELD
     loss = np.where(small[:, None], 0.0, np.concatenate([scored.loss[0], scored.unknown_loss]))
-    # of a regression
+    # regression only
     groups = small[:-1]
     mean = np.where(groups | np.isnan(scored.mean[0]), 0.0, scored.mean[0])
     ks = np.where(groups.any() | np.isnan(scored.ks[0]), 0.0, scored.ks[0])
     histograms = np.concatenate([scored.calibration[0], scored.unknown_calibration])
     calibration = np.zeros(histograms.shape)
-    for g in np.flatnonzero(~small & _agree(histograms, counts)):
+    for g in np.flatnonzero(~small & _is_consistent(histograms, counts)):
         _disclose(histograms[g], min_count, calibration[g])
     values = (counts[:-1], loss[:-1], ks, mean, predicted[:-1], calibration[:-1], counts[-1], loss[-1], calibration[-1])
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in zip(FIELDS, values, strict=True)})
 
 
 def _disclose(bins: np.ndarray, min_count: int, into: np.ndarray, low: int = 0, high: int | None = None) -> None:
-    """Put one group's histogram [BINS, 3] into `into`, bins `low` to `high` of it in ranges that may be disclosed."""
+    """Write bins `low` to `high` of one group's histogram [BINS, 3] into `into`, in ranges that may be disclosed."""
     high = len(bins) if high is None else high
     middle = (low + high) // 2
     halves = [bins[low:middle].sum(0), bins[middle:high].sum(0)]
@@ -75,33 +75,33 @@ def _disclose(bins: np.ndarray, min_count: int, into: np.ndarray, low: int = 0, 
         into[np.clip(np.searchsorted(EDGES, mean), low, high - 1)] = sum(halves)
 
 
-def _agree(calibration: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Whether a group's histogram [G, BINS, 3] counts the rows of its table [G, C, C]: [G]."""
+def _is_consistent(calibration: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return True for each group [G] where histogram [G, BINS, 3] and table [G, C, C] count the same rows."""
     if not calibration.shape[1]:
         return np.ones(len(counts), dtype=bool)
     rows, true = calibration[..., 0], calibration[..., 1]
     if counts.shape[-1] > 2:
         same = true.sum(-1) == np.trace(counts, axis1=-2, axis2=-1)
-    else:  # decisions are scores above one half
+    else:  # a row is predicted positive if its score exceeds one half
         sides = np.stack([rows - true, true], 1).reshape(len(counts), 2, 2, -1).sum(-1)
         same = (sides == counts).all((-2, -1))
     return same & (rows.sum(-1) == counts.sum((-2, -1)))
 
 
 def read(content: RecordDict, task: Task, rows: int, fewer: bool = False) -> Scored:
-    """A client's scores, [1, ...] each with NaN for what is withheld; refused when they cannot be right. rows: how many
-    test rows the client has declared. fewer: there may be fewer, though none are withheld."""
+    """Return a client's scores, [1, ...] each, NaN where withheld; raise `BadMessage` if they are impossible. rows: the
+    test rows the client declared. fewer: its scores may cover fewer rows although none are withheld."""
     fields = unpack(content, EVALUATION, like(task))
     counts, loss, ks, mean, predicted, calibration, *unknown = (fields[name].numpy() for name in FIELDS)
-    # the rows of unknown group last; nothing is said of their predictions alone
+    # rows of unknown group come last; their predicted totals are not sent
     counts, loss, calibration = (
         np.concatenate([part, one[None]]) for part, one in zip((counts, loss, calibration), unknown, strict=True)
     )
-    for part in (counts, predicted, calibration):  # before anything is added up: sums of huge numbers wrap
+    for part in (counts, predicted, calibration):  # before adding up, because sums of huge numbers overflow
         if (part > rows).any():
             raise BadMessage(f"counts {part.max():.0f} test rows where it has {rows}")
     predicted = np.concatenate([predicted, counts[-1:].sum(-2).clip(WITHHELD)])
-    hidden, hidden_predictions = (_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
+    hidden, hidden_predictions = (_find_withheld(part.reshape(len(part), -1)) for part in (counts, predicted))
     shown = max(int(np.maximum(part, 0).sum()) for part in (counts, predicted))
     if shown > rows or (shown < rows and not fewer and not hidden_predictions.any()):
         raise BadMessage(f"counts {shown} test rows where it has {rows}")
@@ -111,11 +111,11 @@ def read(content: RecordDict, task: Task, rows: int, fewer: bool = False) -> Sco
     most = (2 * MOST_NUMBER) ** 2 if regression else MOST_LOSS
     shown_rows = np.where(hidden[:, None], 0, counts.sum(-1))
     if (loss < 0).any() or (loss > shown_rows * most).any():
-        raise BadMessage("has losses in its evaluation that its rows cannot have")
+        raise BadMessage("has impossible losses in its evaluation")
     if not 0 <= ks <= 1 or (np.abs(mean) > MOST_NUMBER).any():
-        raise BadMessage("has predictions in its evaluation that are out of all bounds")
+        raise BadMessage("has predictions in its evaluation that are out of bounds")
     shapeless = ~np.any(calibration, axis=(-2, -1))
-    if (~shapeless & (hidden | ~_agree(calibration, counts))).any() or not _possible(calibration):
+    if (~shapeless & (hidden | ~_is_consistent(calibration, counts))).any() or not _is_possible(calibration):
         raise BadMessage("contradicts itself in the histograms of its evaluation")
     by_group = (
         np.where(hidden[:, None, None], np.nan, counts),
@@ -135,16 +135,16 @@ def read(content: RecordDict, task: Task, rows: int, fewer: bool = False) -> Sco
     )
 
 
-def _possible(calibration: np.ndarray) -> bool:
-    """Whether numbers of rows are whole, and no more come true than there are; and mean scores lie in their bins."""
+def _is_possible(calibration: np.ndarray) -> bool:
+    """Return True if row counts are whole, positives do not exceed rows, and mean scores lie in their bins."""
     rows, true, scores = np.moveaxis(calibration, -1, 0)
     low, high = np.append(0.0, EDGES)[: rows.shape[1]], np.append(EDGES, 1.0)[: rows.shape[1]]
     numbers = (true >= 0) & (true <= rows) & (true == np.floor(true)) & (rows == np.floor(rows))
     return bool((numbers & (scores >= rows * (low - ROUNDING)) & (scores <= rows * (high + ROUNDING))).all())
 
 
-def _withheld(parts: np.ndarray) -> np.ndarray:
-    """Which groups [G] of these counts [G, n] are withheld, all of each."""
+def _find_withheld(parts: np.ndarray) -> np.ndarray:
+    """Return True for each group [G] with withheld counts [G, n]; a group is withheld as a whole."""
     gone: np.ndarray = parts == WITHHELD
     if (parts < WITHHELD).any() or (gone.any(-1) != gone.all(-1)).any():
         raise BadMessage("has negative counts in its evaluation")
@@ -152,7 +152,7 @@ def _withheld(parts: np.ndarray) -> np.ndarray:
 
 
 def like(task: Task) -> Record:
-    """Names, shapes and types of an evaluation."""
+    """Return an evaluation of zeros with the expected names, shapes and types."""
     groups, classes = task.num_groups, max(task.num_classes, 1)
     bins = 0 if task.kind == "regression" else BINS
     double = torch.float64
@@ -169,9 +169,9 @@ def like(task: Task) -> Record:
     }
 
 
-def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
-    """The scores of all clients, and the test set that they are together, from the counts that are shown: NaN for a
-    group of which nobody shows any. None: a client whose counts are not here."""
+def combine(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
+    """Return the clients' scores and those of their joint test set, from the disclosed counts: NaN for a group that
+    no client discloses. A client without counts is None."""
     nothing = Scored(*(np.full((1, *like(task)[name].shape), np.nan) for name in FIELDS))
     every = Scored(*(np.concatenate(part) for part in zip(*(one or nothing for one in clients), strict=True)))
     whole = Scored(*(np.nansum(part, 0, keepdims=True) for part in every))
@@ -180,12 +180,12 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
         number = whole.counts[0, :, 0, 0]
         total = np.nansum(every.counts[:, :, 0, 0] * every.mean, 0)
         mean = np.where(number > 0, total / np.maximum(number, 1), np.nan)
-    # a distance between distributions cannot be put together from the clients' own distances
+    # the distance between the joint distributions does not follow from the clients' distances
     whole = whole._replace(ks=np.full(1, np.nan), mean=mean[None])
     for name in ("counts", "loss", "predicted", "calibration"):
         hidden = np.isnan(getattr(every, name)).all(0)
         whole = whole._replace(**{name: np.where(hidden, np.nan, getattr(whole, name))})
-    # copied: a part of an array keeps all of it in memory, round after round
+    # copied, because a view keeps the whole array in memory, round after round
     own = {name: getattr(every, name)[..., :0, :].copy() for name in ("calibration", "unknown_calibration")}
     return {"test": whole, "clients": every._replace(**own)}
 
@@ -194,8 +194,8 @@ def together(clients: Sequence[Scored | None], task: Task) -> dict[str, Scored]:
 
 
 def integers(scored: Scored, task: Task, clients: int) -> np.ndarray:
-    """One client's scores as what is summed over so many clients, int64 [n]: rows as they are, sums of losses and
-    scores in fixed point, those of a regression, which may be of any size, exactly. Raises `OutOfRange`."""
+    """Encode one client's scores for a sum over `clients` clients, int64 [n]: counts unchanged, sums of losses and
+    scores in fixed point, those of a regression, of any size, exactly. Raises `OutOfRange`."""
     counts = np.concatenate([scored.counts[0], scored.unknown])
     loss = np.concatenate([scored.loss[0], scored.unknown_loss])
     histograms = np.concatenate([scored.calibration[0], scored.unknown_calibration])
@@ -209,7 +209,7 @@ def integers(scored: Scored, task: Task, clients: int) -> np.ndarray:
 
 
 def parts(task: Task) -> list[tuple[str, str, tuple[int, ...], int]]:
-    """What these integers are: name, type, shape and binary places."""
+    """Return name, type, shape and binary places of each part of these integers."""
     groups, classes = task.num_groups + 1, max(task.num_classes, 1)
     bins = like(task)["calibration"].shape[1]
     whole = [("counts", "int64", (groups, classes, classes), 0), ("histograms", "int64", (groups, bins, 2), 0)]
@@ -223,13 +223,13 @@ def layout_of(task: Task) -> bytes:
 
 
 def size(task: Task) -> int:
-    """How many integers there are."""
+    """Return the number of these integers."""
     return sum(math.prod(shape) for _, _, shape, _ in parts(task))
 
 
-def of_all(total: np.ndarray, task: Task, rows: int, min_count: int) -> Scored:
-    """The scores of all clients together, as if they were one, from the sum of their `integers`; NaN for what is small
-    and withheld. Refused when no clients with so many test rows have them."""
+def decode_total(total: np.ndarray, task: Task, rows: int, min_count: int) -> Scored:
+    """Return the joint scores of all clients from the sum of their `integers`, with small counts withheld (NaN);
+    raise `BadMessage` if clients with `rows` test rows cannot have them."""
     shapes = [shape for _, _, shape, _ in parts(task)]
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     counts, histograms, sums = (part.reshape(shape) for part, shape in zip(np.split(total, ends), shapes, strict=True))
@@ -253,17 +253,17 @@ def of_all(total: np.ndarray, task: Task, rows: int, min_count: int) -> Scored:
 
 
 class Withheld(NamedTuple):
-    """What one client withholds, by the groups' positions."""
+    """The groups that one client withholds, by position."""
 
     client: str
     counts: tuple[int, ...]
-    """Groups whose labels and predictions are withheld."""
+    """Groups with withheld labels and predictions."""
     predicted: tuple[int, ...]
-    """Those of which not even the predictions are."""
+    """Groups with withheld predicted totals, too."""
 
 
-def withheld_by(clients: Sequence[Scored | None], names: Sequence[str]) -> list[Withheld]:
-    """Who withholds what; clients that did not answer withhold nothing."""
+def list_withheld(clients: Sequence[Scored | None], names: Sequence[str]) -> list[Withheld]:
+    """Return the withheld groups of each client that withholds any; clients that did not answer are not listed."""
     withholding = []
     for name, scored in zip(names, clients, strict=True):
         if scored is not None and np.isnan(scored.counts).any():

@@ -1,7 +1,7 @@
-"""Joining where sums are secure: what all silos have together, without anyone telling what it has alone.
+"""Joining with secure sums: the silos' totals, without disclosing any single silo's numbers.
 
-Silos introduce themselves by name and key. One summed exchange of all who have then gives the totals of their rows, and
-the sums by which inputs are standardised. Who is not in it takes no part in the run.
+Silos join with name and key. One secure sum over all that joined then gives the totals of their rows, and the sums by
+which inputs are standardised. A silo that is not in this sum is excluded from the run.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from flwr.app import RecordDict
 from equifed.errors import RunError
 from equifed.fixed_point import LIMBS, decode_wide, encode_wide
 from equifed.flower.journal import Journal
-from equifed.flower.link import MOST_ROWS, Link, Totals, possible_sums
+from equifed.flower.link import MOST_ROWS, Link, Totals, is_possible_sum
 from equifed.flower.masks import SIGNATURES, layout
 from equifed.flower.records import about
-from equifed.flower.sums import Question, Refusal, summed
+from equifed.flower.sums import Question, Refusal, sum_replies
 from equifed.protocol import Phase, Record
 
 JOINING = 0
-"""The number of the exchange: before all others."""
+"""Number of the exchange, which precedes all others."""
 INTRODUCE = "query.introduce"
 
 
-class Joined(NamedTuple):
-    """What the silos have together."""
+class JoiningTotals(NamedTuple):
+    """The totals over all silos."""
 
     totals: Totals
     sums: np.ndarray
@@ -35,23 +35,24 @@ class Joined(NamedTuple):
 
 
 def integers(rows: int, test_rows: int, sums: np.ndarray, silos: int) -> np.ndarray:
-    """What one silo has, int64 [n], to be summed over so many; sums: see `Joined`, exactly. Raises `OutOfRange`."""
+    """Encode one silo's numbers for an exact sum over `silos` silos, int64 [n]; sums: as in `JoiningTotals`. Raises
+    `OutOfRange`."""
     return np.concatenate([[rows, test_rows], encode_wide(sums, silos).ravel()]).astype(np.int64)
 
 
 def layout_of(scaled: int) -> bytes:
-    """What the integers are."""
+    """Return the layout of these integers."""
     return layout(INTRODUCE, [("rows", "int64", (2,), 0), ("sums", "wide", (2, scaled, LIMBS), 0)])
 
 
 def introduction(scaled: int) -> tuple[Phase, Record, Record]:
-    """The exchange as a phase, which is no method's, and what goes either way."""
+    """Return the exchange as a phase that belongs to no method, and the records sent down and up."""
     reply = {"rows": torch.zeros(2), "sums": torch.zeros(2, scaled, LIMBS)}
     return Phase("introduce", (), tuple(reply), None, None, "sum"), {}, reply  # type: ignore[arg-type]
 
 
-def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
-    """Have the run's silos summed up. Those who do not help are out of the run."""
+def add_up(link: Link, journal: Journal, deadline: float) -> JoiningTotals:
+    """Sum the silos' numbers securely. A silo that does not take part in the sum is excluded from the run."""
     here = link.here
     question = Question(
         number=JOINING,
@@ -64,10 +65,10 @@ def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
         values=2 + 2 * link.scaled * LIMBS,
         absent={silo: Refusal(link.why_not(silo), answered=False) for silo in link.members if silo not in here},
     )
-    found = summed(link, journal, question, deadline, again=True)
+    found = sum_replies(link, journal, question, deadline, again=True)
     if found.total is None:
         raise RunError(
-            f"The silos' rows could not be summed, without which no run begins: {found.obstacle}."
+            f"The silos' row totals could not be computed, so the run cannot begin: {found.obstacle}."
             + "".join(f" {silo}: {why.reason}." for silo, why in {**found.refused, **found.late}.items())
             + " Nothing has been trained yet: start a new run."
         )
@@ -78,15 +79,15 @@ def add_up(link: Link, journal: Journal, deadline: float) -> Joined:
     return joined
 
 
-def _read(numbers: np.ndarray, scaled: int) -> Joined:
-    """What the silos have together from the sum of their integers; an error for what no rows have."""
+def _read(numbers: np.ndarray, scaled: int) -> JoiningTotals:
+    """Decode the totals from the sum of the silos' integers; raise `RunError` if they are impossible."""
     rows, test_rows = (int(number) for number in numbers[:2])
     sums = decode_wide(numbers[2:].reshape(2, scaled, LIMBS))
     total, squares = sums
     possible = 0 <= rows <= MOST_ROWS and 0 <= test_rows <= MOST_ROWS
-    if not possible or not possible_sums(rows, total, squares):
+    if not possible or not is_possible_sum(rows, total, squares):
         raise RunError(
-            "One of the silos introduces itself with sums that no rows have. Nobody sees a single silo's, so it cannot "
-            "be told which: let each look at its file and its program, and start a new run."
+            "The joining totals are impossible. Because only the sum is visible, the faulty silo cannot be identified: "
+            "have each silo check its file and its installation, and start a new run."
         )
-    return Joined(Totals(rows, test_rows), sums)
+    return JoiningTotals(Totals(rows, test_rows), sums)

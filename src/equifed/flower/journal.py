@@ -1,13 +1,13 @@
-"""The journal of a run with secure sums: what came of every exchange since the last checkpoint, a file for each.
+"""The journal of a run with secure sums: the outcome of every exchange since the last checkpoint, one file each.
 
-A silo helps to unmask an exchange once. So whatever moment the server is killed at, the resumed run must have the sum
-already, be able to ask the very same question again, or know that nobody has unmasked anything:
+A silo helps to unmask an exchange only once. So whenever the server is killed, the resumed run must have the sum
+already, be able to send the identical request again, or know that no silo has unmasked anything:
 
-    asked    before the first message is sent: which attempt it is. A resumed run asks anew, as the next attempt
-    masked   before anybody is asked to unmask: the masked replies. A resumed run asks for the same masks again
-    done     the sum; who was used, who refused and why. It is taken as it is
+    asked    before the first message is sent: the attempt's number. A resumed run makes the next attempt
+    masked   before the silos are asked to unmask: the masked replies. A resumed run sends the same request again
+    done     the sum; the silos used, the silos that refused, and the reasons. A resumed run uses it as it is
 
-A file is replaced in one step by its successor, and all are removed once a checkpoint covers them. Each begins with the
+A file is replaced atomically by its successor, and all are removed once a checkpoint covers them. Each begins with the
 checksum of its name and content.
 """
 
@@ -28,7 +28,7 @@ from equifed.errors import RunError
 from equifed.files import (
     checksum,
     clear_temporaries,
-    private_folder,
+    make_private_folder,
     read_regular,
     refuse_link,
     sync_folder,
@@ -36,17 +36,17 @@ from equifed.files import (
 )
 
 NAME = re.compile(r"\d{10}\.sum")
-"""Of its files."""
+"""Pattern of its files' names."""
 CHECKSUM = len(checksum(b""))
 
 
-class Entry(NamedTuple):
-    """What is known of an exchange."""
+class JournalEntry(NamedTuple):
+    """The journal's record of an exchange."""
 
     stage: str
-    """asked, masked or done."""
+    """One of "asked", "masked" and "done"."""
     facts: dict[str, Any]
-    """In JSON's own types."""
+    """Facts as JSON types."""
     arrays: dict[str, np.ndarray]
 
 
@@ -57,8 +57,8 @@ class Journal:
         if folder.is_dir():
             clear_temporaries(folder)
 
-    def read(self, number: int) -> Entry | None:
-        """What is known of the exchange; None if it has never been asked for."""
+    def read(self, number: int) -> JournalEntry | None:
+        """Return the record of an exchange; None if it has not begun."""
         path = self._file(number)
         if not path.exists():
             return None
@@ -67,24 +67,24 @@ class Journal:
             digest, content = stored[:CHECKSUM], stored[CHECKSUM:]
             if digest != self._checksum(path, content):
                 raise ValueError("it does not fit its checksum")
-            said, arrays = content.split(b"\n", 1)
-            stage, facts = json.loads(said)
-            return Entry(stage, facts, load(arrays))
+            head, arrays = content.split(b"\n", 1)
+            stage, facts = json.loads(head)
+            return JournalEntry(stage, facts, load(arrays))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise RunError(
                 f"{path} is damaged ({error}), so the run cannot go on. Put back a copy, or start a new run."
             ) from None
 
     def write(self, number: int, stage: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Flushed to the disk when it returns."""
-        private_folder(self.folder)
+        """Write the record of an exchange and flush it to the disk."""
+        make_private_folder(self.folder)
         path = self._file(number)
-        said = json.dumps([stage, dict(facts)]).encode()
-        content = said + b"\n" + save({name: np.asarray(values, order="C") for name, values in arrays.items()})
+        head = json.dumps([stage, dict(facts)]).encode()
+        content = head + b"\n" + save({name: np.asarray(values, order="C") for name, values in arrays.items()})
         write_atomic(path, self._checksum(path, content) + content, mode=0o600)
 
     def forget(self, before: int | None = None) -> None:
-        """Remove what a checkpoint covers: exchanges of smaller numbers, or all of them."""
+        """Remove the records that a checkpoint covers: exchanges numbered below `before`, or all."""
         if not self.folder.is_dir():
             return
         files = list(self.folder.iterdir())

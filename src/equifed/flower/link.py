@@ -1,4 +1,4 @@
-"""The silos behind Flower's grid: who is there, and asking them."""
+"""The silos behind Flower's grid: membership, requests and answers."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import RunError
 from equifed.files import read_regular
 from equifed.flower.records import ABOUT, FIELDS, BadMessage, about, distrusting, read_about, unpack
-from equifed.secure import Refused, usable, verify
+from equifed.secure import Refused, is_usable_key, verify
 from equifed.words import clean, quoted
 
 POLL = 0.5
-"""Seconds between two looks for replies."""
+"""Seconds between two polls for replies."""
 MOST_ROWS = 2**40
-"""That a silo may say it has."""
+"""Largest number of rows that a silo may declare."""
 ROOM = 1 + 1e-6
-"""For sums in 64 bits: even added one by one, a billion numbers are off by less."""
+"""Tolerance for rounding in 64-bit sums: a billion numbers added one by one are off by less."""
 MOST_KEY = 2**16
-"""Bytes of a file with a public key."""
+"""Largest size of a public key's file, in bytes."""
 MOST_SIGNATURE = 256
-"""Bytes."""
-NOT_COUNTED = "was not there when the silos' rows were summed, and takes no part in this run"
+"""Largest size of a signature, in bytes."""
+NOT_COUNTED = "was not present when the silos' rows were summed, and is excluded from this run"
 FAR = 1e4
-"""So many times the size that a column has at the silo in the middle is no other population but another unit, or a
-lie, which would make everybody's inputs one and the same number."""
+"""Factor over the median silo's magnitude of a column above which a silo is refused. Populations do not differ by
+this much: it is another unit or a malicious value, and would make all silos' standardised inputs nearly constant."""
 
 
 class NoAnswer(BadMessage):
-    """Nothing came from a silo at all."""
+    """Raised if a silo sent no answer at all."""
 
 
-class Request(NamedTuple):
+class SiloRequest(NamedTuple):
+    """A message to one silo."""
+
     kind: str
     """Flower's message type."""
     content: RecordDict
@@ -51,7 +53,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """What a silo declared when it joined. Where sums are secure that is nothing of its rows, but its key."""
+    """What a silo disclosed when it joined: with secure sums its key and nothing about its rows."""
 
     rows: int | None
     """Training rows."""
@@ -59,19 +61,19 @@ class Member:
     sums: tuple[np.ndarray, np.ndarray] | None
     """Sums and sums of squares of the inputs to be standardised."""
     key: str = ""
-    """The fingerprint of its node's public key, to which the silo's name belongs from its first joining on."""
+    """Fingerprint of its node's public key, to which the silo's name is bound once it has joined."""
     public: bytes = b""
-    """The public key that its masks are agreed with in this run, where sums are secure."""
+    """Public key for agreeing on masks in this run, with secure sums."""
     signature: bytes = b""
-    """Of that key, by its node's; empty where the node does not sign."""
+    """Signature of that key by its node's key; empty if the node does not sign."""
     roster: bool = False
-    """It checks the others' signatures by a roster of its own."""
+    """True if it checks the other silos' signatures against its own roster."""
     min_count: int = 0
-    """Below which it wants counts to be withheld."""
+    """Counts below this number are to be withheld, on this silo's demand."""
 
 
 class Totals(NamedTuple):
-    """What the silos of a run have together."""
+    """Row totals over the silos of a run."""
 
     rows: int
     """Training rows."""
@@ -80,8 +82,8 @@ class Totals(NamedTuple):
 
 @dataclass(eq=False)
 class Link:
-    """Asks silos by name. Node ids are Flower's own and change; a silo is who its node's configuration says, and
-    who has the key that it joined the run with."""
+    """The connection to the silos, addressed by name. Flower's node ids change, so a silo is identified by the name in
+    its node's configuration and the key with which it joined the run."""
 
     grid: Grid
     silos: Sequence[str]
@@ -90,30 +92,30 @@ class Link:
     run: str
     """The run's id."""
     scaled: int
-    """How many inputs are standardised."""
+    """Number of standardised inputs."""
     keys: Mapping[str, bytes] = field(default_factory=dict)
-    """Public keys of silos' nodes, as OpenSSH writes them, where the server has them; the name of any other silo
-    belongs to the key of the node that first joined the run with it."""
+    """Public keys of the silos' nodes in OpenSSH's form, as far as the server has them; any other silo's name is bound
+    to the key of the node that first joined the run with it."""
     secure: bool = False
-    """Silos introduce themselves by a key for secure sums, and say nothing of their rows."""
+    """True if silos join with a key for secure sums and disclose nothing about their rows."""
     summed: Totals | None = None
-    """What they have together, where that is a secure sum."""
+    """Row totals from a secure sum, once computed."""
     closed: bool = False
-    """Nobody can join any more who has not: it is settled whom the silos mask with."""
+    """True once no new silo can join, because the set of silos that mask together is fixed."""
     members: dict[str, Member] = field(default_factory=dict)
-    """Everyone who has ever joined this run."""
+    """All silos that have ever joined this run."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Why a silo could not join."""
+    """By silo that could not join, the reason."""
     strangers: list[str] = field(default_factory=list)
-    """Nodes that were sent away: no silo of this federation, or one that is here already."""
+    """Nodes that were refused: not a silo of this federation, or a silo that is connected already."""
     _nodes: dict[str, int] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
-    """Nodes that were asked to join."""
+    """Ids of nodes that were asked to join."""
     _joining: dict[str, int] = field(default_factory=dict)
-    """Nodes whose answer is awaited, by the message they were asked with."""
+    """Ids of nodes with a pending answer, by the message that asked them."""
 
     def gather(self, deadline: float, enough: int) -> None:
-        """Wait until all silos have joined; when time is up, go on with those there are if they are enough."""
+        """Wait until all silos have joined or the deadline has passed; raise `RunError` if fewer than `enough` have."""
         end = time.monotonic() + deadline
         while True:
             self.welcome(deadline)
@@ -121,38 +123,38 @@ class Link:
             if everyone or time.monotonic() >= end:
                 break
             time.sleep(POLL)
-        self._compare()
+        self._refuse_outliers()
         if len(self._nodes) < enough:
             raise RunError(
                 f"Only {len(self._nodes)} of {len(self.silos)} silos joined and at least {enough} are needed. "
                 + " ".join(f"{silo}: {self.why_not(silo)}." for silo in self.silos if silo not in self._nodes)
-                + (f" Also here: {', '.join(dict.fromkeys(self.strangers))}." if self.strangers else "")
+                + (f" Also connected: {', '.join(dict.fromkeys(self.strangers))}." if self.strangers else "")
             )
 
     @property
     def here(self) -> list[str]:
-        """The silos that have joined."""
+        """Names of the silos that are connected, in order."""
         return [silo for silo in self.silos if silo in self._nodes]
 
     def at_most(self, silo: str) -> Totals:
-        """What a silo has at most: what it declared, or what all have together."""
+        """Return an upper bound of a silo's rows: its declared rows, or else the totals of all silos."""
         member = self.members[silo]
         return self.totals if member.rows is None or member.test_rows is None else Totals(member.rows, member.test_rows)
 
     def signatures(self) -> ConfigRecord:
-        """The signatures of the silos' keys in this run, by silo."""
+        """Return the signatures of the silos' keys in this run, by silo."""
         return ConfigRecord({silo: member.signature for silo, member in self.members.items()})
 
     @property
     def totals(self) -> Totals:
-        """What all who have joined have together."""
+        """Row totals of all silos that have joined."""
         members = self.members.values()
         return self.summed or Totals(
             sum(member.rows or 0 for member in members), sum(member.test_rows or 0 for member in members)
         )
 
     def close(self, silos: Collection[str]) -> None:
-        """Leave only these in the run, and let nobody else in."""
+        """Exclude all other silos from the run, and accept no new ones."""
         self.closed = True
         for silo in [each for each in self.members if each not in silos]:
             del self.members[silo]
@@ -163,26 +165,26 @@ class Link:
         return self.refused.get(silo, "not connected")
 
     def welcome(self, patience: float) -> None:
-        """Ask new nodes who they are, and read the answers of those asked before; nobody is waited for."""
+        """Ask new nodes to join, and read the answers that have arrived, without waiting."""
         keys = {node.node_id: _fingerprint(node.public_key) for node in self.grid.get_nodes()}
         connected = set(keys)
-        self._seen &= connected  # who has left is asked again when it comes back
+        self._seen &= connected  # a node that left is asked again when it returns
         self._joining = {number: node for number, node in self._joining.items() if node in self._seen}
         for silo, node in list(self._nodes.items()):
-            if node in keys and keys[node] != self.members[silo].key:  # another's, under a number that is known
+            if node in keys and keys[node] != self.members[silo].key:  # another node has taken over a known id
                 del self._nodes[silo]
         new = sorted(connected - self._seen)
         content = RecordDict({ABOUT: about({"app": self.app, "run": self.run})})
-        self._joining |= self._send({node: Request("query.join", content) for node in new}, patience)
+        self._joining |= self._send({node: SiloRequest("query.join", content) for node in new}, patience)
         self._seen.update(new)
         for node, answer in self._collect(self._joining):
             if not isinstance(answer, str):
                 self._admit(node, answer, keys)
             elif node in connected:
-                self._seen.discard(node)  # it failed before it could answer, and is asked again
+                self._seen.discard(node)  # failed before answering: ask again
 
     def _admit(self, node: int, answer: RecordDict, keys: Mapping[int, str]) -> None:
-        """Let the silo in that a node says it is. keys: of the nodes that are connected."""
+        """Admit a node as the silo it claims to be, if its key and answer allow. keys: those of the connected nodes."""
         try:
             with distrusting():
                 name = str(read_about(answer).get("client", ""))
@@ -193,18 +195,20 @@ class Link:
             self.strangers.append(f"a node that calls itself {quoted(name)}")
             return
         key = keys.get(node, "")
-        if key != (_as_flower(self.keys[name]) if name in self.keys else key if known is None else known.key):
+        if key != (_fingerprint_openssh(self.keys[name]) if name in self.keys else key if known is None else known.key):
             self.strangers.append(f"a node that calls itself {quoted(name)} and does not have the key of {name}")
             return
         try:
             with distrusting():
-                member = self._keyed(name, answer) if self.secure else _introduced(answer, self.scaled)
+                member = self._read_keyed_member(name, answer) if self.secure else _read_member(answer, self.scaled)
             if known is not None and (known.rows, known.test_rows) != (member.rows, member.test_rows):
-                raise BadMessage("has another number of rows than when it first joined this run. Put its file back")
+                raise BadMessage(
+                    "has another number of rows than when it first joined this run. Restore its original file"
+                )
             if known is not None and known.public != member.public:
                 raise BadMessage(
-                    "has another key than when it first joined this run. Start its node with the state folder it had; "
-                    "without, it can take part in the next run"
+                    "has another key than when it first joined this run. Start its node with the original state "
+                    "folder; without it, the silo can take part in the next run"
                 )
             if known is None and self.closed:
                 raise BadMessage(NOT_COUNTED)
@@ -216,29 +220,31 @@ class Link:
             self._nodes[name] = node
             self.refused.pop(name, None)
 
-    def _keyed(self, name: str, content: RecordDict) -> Member:
-        """A silo that introduces itself by its key of this run."""
+    def _read_keyed_member(self, name: str, content: RecordDict) -> Member:
+        """Read the answer of a silo that joins with its key for this run."""
         about = read_about(content)
         if "refused" in about:
             raise BadMessage(about["refused"])
         public, signature = (about.get(part) for part in ("public", "signature"))
-        if type(public) is not bytes or not usable(public):
-            raise BadMessage("introduces itself without a key of this run, or with one that hides nothing")
+        if type(public) is not bytes or not is_usable_key(public):
+            raise BadMessage("joined without a valid key for this run")
         if type(signature) is not bytes or len(signature) > MOST_SIGNATURE:
-            raise BadMessage("introduces itself with something else than a signature")
+            raise BadMessage("joined with an invalid signature")
         owner = next((silo for silo, member in self.members.items() if member.public == public and silo != name), None)
         if owner is not None:
-            raise BadMessage(f"introduces itself with the key of {owner}")
+            raise BadMessage(f"joined with the key of {owner}")
         if name in self.keys:
             try:
                 verify(self.keys[name], self.run, self.app, public, signature)
             except Refused:
-                raise BadMessage("introduces itself with a key of this run that its node has not signed") from None
-        return Member(None, None, None, "", public, signature, about.get("roster") == 1, _rows(about, "min-count"))
+                raise BadMessage("joined with a key for this run that its node has not signed") from None
+        return Member(
+            None, None, None, "", public, signature, about.get("roster") == 1, _read_count(about, "min-count")
+        )
 
-    def _compare(self) -> None:
-        """Send silos away whose inputs are of quite another size than those of the silo in the middle. Two cannot be
-        told apart."""
+    def _refuse_outliers(self) -> None:
+        """Refuse silos with inputs of another magnitude than the median silo's. With two silos, the wrong one cannot be
+        identified."""
         sizes = {
             silo: np.sqrt(member.sums[1] / member.rows)
             for silo, member in self.members.items()
@@ -250,14 +256,14 @@ class Link:
         for silo, size in sizes.items():
             if ((middle > 0) & (size > FAR * middle)).any():
                 self.refused[silo] = (
-                    f"has an input that is on average more than {FAR:,.0f} times as large as at the other silos: look "
-                    "for another unit, or a wrong number"
+                    f"has an input that is on average more than {FAR:,.0f} times as large as at the other silos: check "
+                    "its unit, and look for wrong numbers"
                 )
                 del self.members[silo]
                 self._nodes.pop(silo, None)
 
-    def ask(self, requests: Mapping[str, Request], deadline: float) -> dict[str, RecordDict | str]:
-        """Each silo's reply, or why there is none. What comes later than the deadline is never read."""
+    def ask(self, requests: Mapping[str, SiloRequest], deadline: float) -> dict[str, RecordDict | str]:
+        """Return each silo's reply, or why there is none. Replies after the deadline are not read."""
         connected = set(self.grid.get_node_ids())
         silos = {self._nodes[silo]: silo for silo in requests if self._nodes.get(silo) in connected}
         waiting = self._send({node: requests[silo] for node, silo in silos.items()}, deadline)
@@ -272,8 +278,8 @@ class Link:
             time.sleep(POLL)
         return answers
 
-    def _send(self, requests: Mapping[int, Request], patience: float) -> dict[str, int]:
-        """Nodes by the messages that were sent to them."""
+    def _send(self, requests: Mapping[int, SiloRequest], patience: float) -> dict[str, int]:
+        """Send requests; return the nodes by the messages sent to them."""
         messages = [
             Message(asked.content, node, asked.kind, ttl=max(patience, 1.0)) for node, asked in requests.items()
         ]
@@ -281,13 +287,13 @@ class Link:
         return {number: node for number, node in zip(sent, requests, strict=False) if number is not None}
 
     def _collect(self, waiting: dict[str, int]) -> list[tuple[int, RecordDict | str]]:
-        """The answers that have come to these messages, which are taken off the list."""
+        """Return the answers that have arrived, and remove their messages from `waiting`."""
         answers = [(number, answer) for number in list(waiting) for answer in self._pull(number)]
         return [(waiting.pop(number), answer) for number, answer in answers]
 
     def _pull(self, number: str) -> list[RecordDict | str]:
-        """The answer to a message, if it has come. Each is fetched by itself: Flower fails on one that it cannot put
-        together, and the others of the same request would be lost with it."""
+        """Return the answer to a message, if it has arrived. Each is fetched alone, because Flower fails on a request
+        if it cannot reassemble one of the answers, and the others would be lost."""
         try:
             return [_content(reply) for reply in self.grid.pull_messages([number])][:1]
         except httpx.HTTPError:
@@ -302,8 +308,8 @@ def _content(reply: Message) -> RecordDict | str:
     return reply.content
 
 
-def opened(answer: RecordDict | str, silo: str, number: int) -> RecordDict:
-    """An answer that can be read, because it is this silo's to this exchange. Text: why none came."""
+def check_answer(answer: RecordDict | str, silo: str, number: int) -> RecordDict:
+    """Return the answer if it is this silo's to this exchange, or raise `BadMessage`. A text says why none arrived."""
     if isinstance(answer, str):
         raise NoAnswer(answer)
     about = read_about(answer)
@@ -317,45 +323,45 @@ def opened(answer: RecordDict | str, silo: str, number: int) -> RecordDict:
 
 
 def registered(file: Callable[[str], Path], silos: Sequence[str]) -> dict[str, bytes]:
-    """The silos' public keys, from the files (OpenSSH) by which they were registered, as far as there are any."""
+    """Read the silos' registered public keys from their OpenSSH files, as far as these exist."""
     return {silo: read_regular(file(silo), MOST_KEY) for silo in silos if file(silo).is_file()}
 
 
-def _as_flower(key: bytes) -> str:
-    """The fingerprint of a key that OpenSSH has written."""
+def _fingerprint_openssh(key: bytes) -> str:
+    """Return Flower's fingerprint of a public key in OpenSSH's form."""
     return _fingerprint(load_ssh_public_key(key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
 def _fingerprint(key: bytes) -> str:
-    """What a public key is known by, as Flower writes it."""
+    """Return the fingerprint of a public key in Flower's form."""
     return hashlib.sha256(key).hexdigest() if key else ""
 
 
-def _rows(about: Mapping[str, Any], name: str) -> int:
+def _read_count(about: Mapping[str, Any], name: str) -> int:
     number = about.get(name)
     if type(number) is not int or not 0 <= number <= MOST_ROWS:
-        raise BadMessage(f"declares {quoted(number)} as its {name}, no whole number from 0 to {MOST_ROWS:,}")
+        raise BadMessage(f"declares {quoted(number)} as its {name}: expected a whole number from 0 to {MOST_ROWS:,}")
     return number
 
 
-def _introduced(content: RecordDict, scaled: int) -> Member:
+def _read_member(content: RecordDict, scaled: int) -> Member:
     about = read_about(content)
     if "refused" in about:
         raise BadMessage(about["refused"])
-    rows, tests = _rows(about, "rows"), _rows(about, "test-rows")
+    rows, tests = _read_count(about, "rows"), _read_count(about, "test-rows")
     if FIELDS not in content:
         return Member(rows, tests, None)
     like = {name: torch.zeros(scaled, dtype=torch.float64) for name in ("sum", "squares")}
     sums = unpack(content, FIELDS, like)
     total, squares = (sums[name].numpy() for name in like)
-    if not possible_sums(rows, total, squares):
-        raise BadMessage("introduces itself with sums that no rows have")
+    if not is_possible_sum(rows, total, squares):
+        raise BadMessage("joined with sums that its rows cannot have")
     return Member(rows, tests, (total, squares))
 
 
-def possible_sums(rows: int, total: np.ndarray, squares: np.ndarray) -> bool:
-    """Whether columns of so many rows have these sums, and sums of squares, up to their rounding in 64 bits [d]."""
+def is_possible_sum(rows: int, total: np.ndarray, squares: np.ndarray) -> bool:
+    """Return True if columns of `rows` rows can have these sums and sums of squares [d], up to rounding in 64 bits."""
     most = rows * MAX_STANDARDISED * ROOM
     sizes = (np.abs(total) <= most) & (squares >= 0) & (squares <= most * MAX_STANDARDISED)
-    # by Cauchy and Schwarz (sum x)^2 <= n sum x^2
+    # Cauchy-Schwarz: (sum x)^2 <= n sum x^2
     return bool((sizes & (total**2 <= rows * squares * ROOM)).all())

@@ -1,8 +1,8 @@
-"""The messages of a summed exchange: what the server asks of a silo, a masked reply, a share in taking off the masks.
+"""The messages of a summed exchange: the server's request, a silo's masked reply, and its answer for unmasking.
 
-A request has, besides what the method sends, the record `secure` with all that a silo needs to know of the others. The
-transcript, by which everything is bound, has the digest of what the silo received: silos that were shown different
-models have masks that do not cancel. Nothing here needs torch, which a silo that unmasks has no time to load.
+A request contains the method's fields and the record `secure` with all that a silo needs to know about the others. The
+transcript, which everything is bound to, contains the digest of what the silo received: masks of silos that were sent
+different models do not cancel. This module does without torch, which would take an unmasking silo too long to import.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from equifed.errors import ConfigError
 from equifed.flower.records import FIELDS, SCALING, BadMessage, check_run, read_array
-from equifed.secure import Exchange, Masked, Silo, Told
+from equifed.secure import Exchange, Masked, Silo, UnmaskReply
 from equifed.secure.rules import DIGEST, SEALED
 
 SIGNATURES = "signatures"
-"""The record with the signatures of the silos' keys, by silo, which comes with the first summed exchange of a run."""
+"""Name of the record with the signatures of the silos' keys, by silo, sent with a run's first summed exchange."""
 STATES = "states"
-"""The record with the exchange from whose state each silo goes on, by silo."""
+"""Name of the record with the number of the exchange from whose state each silo continues, by silo."""
 SECURE = "secure"
-"""The record with what a summed exchange is about."""
+"""Name of the record with the parameters of a summed exchange."""
 MASKED = "masked"
-"""The only array of a masked reply."""
+"""Name of the only array of a masked reply."""
 
 
 def layout(kind: str, parts: Sequence[tuple[str, str, Sequence[int], int]]) -> bytes:
-    """What the integers of a vector are, as bytes that all silos have alike: Flower's type of the question, and (name,
-    type, shape, binary places) of each part in turn."""
+    """Return the meaning of a vector's integers, as bytes that are equal at all silos: Flower's message type, and
+    (name, type, shape, binary places) of each part in order."""
     return json.dumps([kind, [[*part[:2], list(part[2]), part[3]] for part in parts]]).encode()
 
 
 def joined(layouts: Iterable[bytes]) -> bytes:
-    """The layout of several vectors, one after the other."""
+    """Return the layout of several concatenated vectors."""
     return b"\n".join(layouts)
 
 
@@ -52,12 +52,12 @@ def read_signatures(content: RecordDict) -> dict[str, bytes]:
 def read_states(content: RecordDict) -> dict[str, int]:
     record = content.get(STATES)
     if not isinstance(record, ConfigRecord) or not all(type(value) is int for value in record.values()):
-        raise BadMessage("does not say from which exchange every silo goes on")
+        raise BadMessage("does not name the exchange from which every silo continues")
     return {name: value for name, value in record.items() if isinstance(value, int)}
 
 
 def digest(content: RecordDict) -> bytes:
-    """SHA-256 of the records that all silos get alike."""
+    """Return the SHA-256 of the records that are the same for all silos."""
     found = hashlib.sha256()
 
     def add(part: bytes) -> None:
@@ -85,7 +85,7 @@ def digest(content: RecordDict) -> bytes:
 # -- the request, and the masked reply ---------------------------------------------------------------------------------
 
 
-def asking(exchange: Exchange) -> ConfigRecord:
+def pack_exchange(exchange: Exchange) -> ConfigRecord:
     return ConfigRecord(
         {
             "attempt": exchange.attempt,
@@ -96,17 +96,17 @@ def asking(exchange: Exchange) -> ConfigRecord:
 
 
 def read_asking(content: RecordDict, run: str, number: int, planned: int) -> Exchange:
-    """The exchange that a silo is asked to take part in, which is planned for so many."""
-    said = _record(content)
-    attempt = said.get("attempt")
+    """Return the exchange that a silo is asked to take part in. planned: the number of silos it is planned for."""
+    record = _record(content)
+    attempt = record.get("attempt")
     if type(attempt) is not int:
-        raise BadMessage("does not say which attempt it is")
-    names, keys = tuple(_list(said, "cohort", str)), tuple(_list(said, "keys", bytes))
+        raise BadMessage("does not state the number of its attempt")
+    names, keys = tuple(_list(record, "cohort", str)), tuple(_list(record, "keys", bytes))
     return Exchange(run, number, attempt, names, keys, planned)
 
 
 def put_masked(content: RecordDict, masked: Masked) -> None:
-    """Into a silo's reply."""
+    """Write a masked vector into a silo's reply."""
     content[FIELDS] = ArrayRecord({MASKED: Array(masked.values)})
     content[SECURE] = ConfigRecord(
         {"commitment": masked.commitment, "for": list(masked.shares), "shares": list(masked.shares.values())}
@@ -114,28 +114,28 @@ def put_masked(content: RecordDict, masked: Masked) -> None:
 
 
 def read_masked(content: RecordDict, silo: str, exchange: Exchange, values: int) -> Masked:
-    """A silo's masked reply, of so many values."""
-    arrays, said = content.get(FIELDS), _record(content)
+    """Read a silo's masked reply of `values` values."""
+    arrays, record = content.get(FIELDS), _record(content)
     if not isinstance(arrays, ArrayRecord) or set(arrays) != {MASKED}:
         raise BadMessage("is not masked")
     numbers = read_array(MASKED, arrays[MASKED], np.dtype(np.uint64), (values,))
-    commitment, shares = said.get("commitment"), _named(said, "for", "shares")
+    commitment, shares = record.get("commitment"), _named(record, "for", "shares")
     if type(commitment) is not bytes or len(commitment) != DIGEST:
-        raise BadMessage("does not commit itself to its mask")
+        raise BadMessage("has no valid commitment to its mask")
     if set(shares) != set(exchange.names) - {silo} or {len(share) for share in shares.values()} != {SEALED}:
-        raise BadMessage("has not a share of its mask for every other silo")
+        raise BadMessage("does not have one share of its mask for every other silo")
     return Masked(numbers, commitment, shares)
 
 
 MOST = 1024
-"""Bytes of a sealed share, of a share, of a seed: more than any has."""
+"""Largest size of a sealed share, a share or a seed, in bytes; valid ones are smaller."""
 
 
 # -- taking off the masks ----------------------------------------------------------------------------------------------
 
 
-def unmasking(transcript: bytes, survivors: Sequence[str], sealed: Mapping[str, bytes]) -> ConfigRecord:
-    """What a survivor is asked; sealed: the shares that the others made for it."""
+def pack_unmasking(transcript: bytes, survivors: Sequence[str], sealed: Mapping[str, bytes]) -> ConfigRecord:
+    """Return the request to a survivor. sealed: the shares that the other silos made for it."""
     return ConfigRecord(
         {
             "transcript": transcript,
@@ -147,31 +147,31 @@ def unmasking(transcript: bytes, survivors: Sequence[str], sealed: Mapping[str, 
 
 
 def read_unmasking(content: RecordDict) -> tuple[bytes, list[str], dict[str, bytes]]:
-    said = _record(content)
-    transcript = said.get("transcript")
+    record = _record(content)
+    transcript = record.get("transcript")
     if type(transcript) is not bytes:
-        raise BadMessage("does not say which exchange it belongs to")
-    return transcript, _list(said, "survivors", str), _named(said, "from", "sealed")
+        raise BadMessage("does not name its exchange")
+    return transcript, _list(record, "survivors", str), _named(record, "from", "sealed")
 
 
-def telling(told: Told) -> ConfigRecord:
-    """What a survivor answers."""
+def pack_answer(answer: UnmaskReply) -> ConfigRecord:
+    """Return a survivor's answer."""
     return ConfigRecord(
         {
-            "shares-of": list(told.shares),
-            "shares": list(told.shares.values()),
-            "seeds-of": list(told.seeds),
-            "seeds": list(told.seeds.values()),
-            "openers-of": list(told.openers),
-            "openers": list(told.openers.values()),
+            "shares-of": list(answer.shares),
+            "shares": list(answer.shares.values()),
+            "seeds-of": list(answer.seeds),
+            "seeds": list(answer.seeds.values()),
+            "openers-of": list(answer.openers),
+            "openers": list(answer.openers.values()),
         }
     )
 
 
-def read_telling(content: RecordDict) -> Told:
-    said = _record(content)
+def read_answer(content: RecordDict) -> UnmaskReply:
+    record = _record(content)
     parts = ("shares", "seeds", "openers")
-    return Told(*(_named(said, f"{part}-of", part) for part in parts))
+    return UnmaskReply(*(_named(record, f"{part}-of", part) for part in parts))
 
 
 # -- parts of a record -------------------------------------------------------------------------------------------------
@@ -184,15 +184,15 @@ def _record(content: RecordDict) -> ConfigRecord:
     return record
 
 
-def _list(said: Mapping[str, Any], name: str, kind: type) -> list[Any]:
-    found = said.get(name)
+def _list(record: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    found = record.get(name)
     if not isinstance(found, list) or not all(type(entry) is kind for entry in found):
         raise BadMessage(f"has no list {name!r} in its record {SECURE!r}")
     return list(found)
 
 
-def _named(said: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]:
-    who, what = _list(said, names, str), _list(said, values, bytes)
+def _named(record: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]:
+    who, what = _list(record, names, str), _list(record, values, bytes)
     if len(who) != len(what) or len({*who}) != len(who) or any(len(value) > MOST for value in what):
         raise BadMessage(f"has {values} that do not belong to {names!r} in its record {SECURE!r}")
     return dict(zip(who, what, strict=True))
@@ -202,13 +202,13 @@ def _named(said: Mapping[str, Any], names: str, values: str) -> dict[str, bytes]
 
 
 def state_folder(context: Context, run: str) -> Path | None:
-    """Where a silo keeps what it must not forget of this run, if its node has such a folder."""
+    """Return the folder with a silo's state for this run, if its node has a state folder."""
     folder, name = (str(context.node_config.get(key, "")) for key in ("state", "client-id"))
     return Path(folder) / check_run(run) / name if folder else None
 
 
 def secrets_of(context: Context, run: str) -> Silo:
-    """The part in secure sums of the silo that a node stands for."""
+    """Return the secure-sum state of the silo that this node represents."""
     folder = state_folder(context, run)
     if folder is None:
         raise ConfigError(

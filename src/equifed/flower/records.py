@@ -1,6 +1,6 @@
-"""Named tensors as Flower records, and back. What comes from elsewhere is checked before it is used.
+"""Convert named tensors to Flower records and back. Received content is checked before use.
 
-Torch is imported where tensors are made: a silo that only takes a mask off a sum has no use for it.
+Torch is imported only where tensors are made, because a silo that unmasks a sum does not need it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from equifed.protocol import Record
 
 ABOUT = "about"
-"""The record with what a message is about: which run, which exchange, who answers."""
+"""Name of the record that identifies a message: its run, its exchange, the answering client."""
 FIELDS = "fields"
-"""The record with what a method sends."""
+"""Name of the record with a method's fields."""
 EVALUATION = "evaluation"
-"""The record with what a client counted on its test rows."""
+"""Name of the record with a client's counts on its test rows."""
 SCALING = "scaling"
-"""The record with the shift and factor of the inputs."""
+"""Name of the record with the shift and factor of the inputs."""
 
 
 class BadMessage(Exception):
-    """Content that is not what it should be, in words that may follow "its reply". Some of them are the sender's."""
+    """Raised for invalid content, with a text that continues "its reply ..." and may quote the sender."""
 
     def __init__(self, text: object) -> None:
         super().__init__(clean(text))
@@ -43,7 +43,7 @@ class BadMessage(Exception):
 
 @contextmanager
 def distrusting() -> Iterator[None]:
-    """Whatever goes wrong inside, where content from elsewhere is read, is the fault of that content."""
+    """Turn every error raised while received content is read into a `BadMessage`."""
     try:
         yield
     except BadMessage:
@@ -53,9 +53,9 @@ def distrusting() -> Iterator[None]:
 
 
 def check_run(run: str) -> str:
-    """A run's id, which folders are called by: refused when it could name another place."""
+    """Return a run's id, which names a folder; raise `BadMessage` if it is not a safe folder name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
-        raise BadMessage(f"is for a run called {quoted(run)}, which is no name for a folder")
+        raise BadMessage(f"is for a run called {quoted(run)}, which is not a safe folder name")
     return run
 
 
@@ -66,35 +66,35 @@ def about(values: Mapping[str, str | int | bytes]) -> ConfigRecord:
 def read_about(content: RecordDict) -> dict[str, Any]:
     record = content.get(ABOUT)
     if not isinstance(record, ConfigRecord):
-        raise BadMessage("does not say what it is about")
+        raise BadMessage(f"has no record {ABOUT!r}")
     return dict(record)
 
 
 def pack(values: Record, codecs: Mapping[str, str] | None = None) -> ArrayRecord:
-    """One array per tensor, by its path; fields with a codec in the bytes that the codec writes."""
+    """Return one array per tensor, by its path; a field with a codec is stored as the codec's bytes."""
     from equifed import tree
 
     arrays = {}
     for field, value in values.items():
         codec = (codecs or {}).get(field)
-        for name, leaf in tree.named({field: value}).items():
+        for name, leaf in tree.to_named({field: value}).items():
             array = leaf.detach().cpu().numpy()
             arrays[name] = Array(np.frombuffer(CODECS[codec].encode(array), np.uint8) if codec else array)
     return ArrayRecord(arrays)
 
 
 def unpack(content: RecordDict, record: str, like: Record, codecs: Mapping[str, str] | None = None) -> Record:
-    """The inverse of `pack`, refused unless names, shapes and types are those of `like` and every number is finite."""
+    """Invert `pack`; raise `BadMessage` unless names, shapes and types are those of `like` and all numbers finite."""
     from equifed import tree
 
     arrays = content.get(record)
     if not isinstance(arrays, ArrayRecord):
         raise BadMessage(f"has no record {record!r}")
     values = {}
-    expected = {field: tree.named({field: value}) for field, value in like.items()}
+    expected = {field: tree.to_named({field: value}) for field, value in like.items()}
     names = {name for leaves in expected.values() for name in leaves}
     if set(arrays) != names:
-        raise BadMessage(f"has the fields {_shortened(set(arrays))}; {_shortened(names)} were asked for")
+        raise BadMessage(f"has the fields {_shorten(set(arrays))}; expected {_shorten(names)}")
     for field, leaves in expected.items():
         codec = (codecs or {}).get(field)
         for name, leaf in leaves.items():
@@ -120,21 +120,21 @@ def _tensor(name: str, array: Array, like: torch.Tensor, codec: str | None) -> t
 
 
 def read_array(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """An array of this type and shape, both of which are compared before memory is taken for a single number."""
+    """Read an array; compare its type and shape with the expected ones before allocating memory."""
     stream = io.BytesIO(array.data)
     try:
         if array.stype != "numpy.ndarray" or np.lib.format.read_magic(stream) != (1, 0):
             raise ValueError("another format")
         found_shape, by_column, found_type = np.lib.format.read_array_header_1_0(stream)
-    except Exception as error:  # whatever the bytes make numpy say
+    except Exception as error:  # malformed bytes make numpy raise many types
         raise BadMessage(f"has a field {name} that cannot be read ({type(error).__name__})") from error
     if found_shape != shape:
-        raise BadMessage(f"has {name} of shape {list(found_shape)} where {list(shape)} belongs")
+        raise BadMessage(f"has {name} of shape {list(found_shape)}; expected {list(shape)}")
     if found_type != dtype:
-        raise BadMessage(f"has {name} of type {found_type} where {dtype} belongs")
+        raise BadMessage(f"has {name} of type {found_type}; expected {dtype}")
     size = len(array.data) - stream.tell()
     if size != math.prod(shape) * dtype.itemsize:
-        raise BadMessage(f"has {name} in {size} bytes where {math.prod(shape) * dtype.itemsize} belong")
+        raise BadMessage(f"has {name} in {size} bytes; expected {math.prod(shape) * dtype.itemsize}")
     values = np.frombuffer(array.data, dtype, offset=stream.tell())
     return values.reshape(shape, order="F" if by_column else "C").copy()
 
@@ -145,6 +145,6 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.empty((), dtype=dtype).numpy().dtype
 
 
-def _shortened(names: set[str]) -> str:
+def _shorten(names: set[str]) -> str:
     shown = sorted(names)
     return (", ".join(shown[:6]) or "(none)") + (", ..." if len(shown) > 6 else "")

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from equifed.errors import ConfigError, EquifedError, RunError
 from equifed.federation.split import shift_and_factor
-from equifed.files import private, private_folder, read_sealed, write_sealed
+from equifed.files import make_private_folder, private_umask, read_sealed, write_sealed
 from equifed.flower.agreement import Scaling, Setting, reason_file
 from equifed.flower.deployment.folder import HOME, Folder
 from equifed.flower.engine import FlowerEngine, FlowerEvaluator
@@ -69,7 +69,7 @@ def carry_out(path: str | Path, grid: Grid, context: Context) -> None:
         raise
 
 
-@private()  # what is recorded follows from single silos' replies
+@private_umask()  # what is recorded follows from single silos' replies
 def serve(
     setting: Setting,
     grid: Grid,
@@ -155,7 +155,7 @@ def _agreed_scaling(setting: Setting, link: Link, journal: Journal, folder: Path
         return standardisation(setting, link.members)
     if not link.closed:
         link.close(link.here)
-        private_folder(folder)
+        make_private_folder(folder)
         _write_roster(folder, setting, link, None)  # who mask together, whatever happens before they are summed
     scaling = _summed_up(setting, link, journal)
     _write_roster(folder, setting, link, scaling)
@@ -223,7 +223,7 @@ class Federated(Training):
         return result
 
     def _secure(self, notes: Sequence[Note]) -> dict[str, Any]:
-        """How replies were summed: see `report.silos.Secure`."""
+        """How replies were summed: see `equifed.verdict.silos.Secure`."""
         assert isinstance(self._scores, SecureEvaluator)
         return {
             "least": max(threshold(self.job.asked("round")), FEWEST),

@@ -1,8 +1,8 @@
-"""The server's side of a summed exchange: masked replies come in, a sum comes out, and nobody sees a single reply.
+"""The server's side of a summed exchange: masked replies come in, only their sum is unmasked.
 
-Whoever of the cohort does not answer, or answers what cannot be a masked reply, is gone before masking; the others are
-asked to unmask. Everything is in the run's journal before the next message
-leaves, so that a run that is killed and resumed has each sum once, of one cohort.
+A silo of the cohort that does not answer, or sends an invalid masked reply, is excluded; the others are asked to
+unmask. Everything is in the run's journal before the next message is sent, so that a run that is killed and resumed
+has each sum once, over one cohort.
 """
 
 from __future__ import annotations
@@ -15,61 +15,63 @@ from flwr.app import ConfigRecord, RecordDict
 
 from equifed import secure
 from equifed.errors import RunError
-from equifed.flower.journal import Entry, Journal
-from equifed.flower.link import Link, NoAnswer, Request, opened
-from equifed.flower.masks import SECURE, asking, digest, read_masked, read_telling, unmasking
+from equifed.flower.journal import Journal, JournalEntry
+from equifed.flower.link import Link, NoAnswer, SiloRequest, check_answer
+from equifed.flower.masks import SECURE, digest, pack_exchange, pack_unmasking, read_answer, read_masked
 from equifed.flower.records import ABOUT, BadMessage, about, distrusting
 from equifed.notes import Note
-from equifed.secure import Exchange, Masked, NotSummed, Told
+from equifed.secure import Exchange, Masked, NotSummed, UnmaskReply
 
 
 class Refusal(NamedTuple):
+    """The reason for which a silo's reply is not used."""
+
     reason: str
     answered: bool
-    """False: nothing came back from it."""
+    """False if the silo sent no answer."""
 
 
 class Question(NamedTuple):
-    """What is to be summed."""
+    """A request for a secure sum."""
 
     number: int
-    """Of the exchange, larger than that of any before."""
+    """Number of the exchange, larger than that of every earlier one."""
     kind: str
     """Flower's message type."""
     alike: RecordDict
-    """What all silos are sent."""
+    """Content that is sent to all silos."""
     cohort: tuple[str, ...]
-    """Everyone who belongs to the exchange, sorted."""
+    """Names of all silos of the exchange, sorted."""
     planned: int
-    """How many would, if all of them had joined the run; see `Exchange`."""
+    """Number of silos of the exchange if all had joined the run; see `Exchange`."""
     asked: Mapping[str, ConfigRecord]
-    """What each of them is told besides, as the record `about`; who is not in it is gone already."""
+    """The record `about` for each silo that is asked; the cohort's other silos are absent already."""
     layout: bytes
     """See `masks.layout`."""
     values: int
-    """How many integers a reply has."""
+    """Number of integers of a reply."""
     absent: Mapping[str, Refusal]
-    """Who should have belonged to it, and why not."""
+    """By silo that was planned for the exchange but is absent, the reason."""
 
 
 class Sum(NamedTuple):
-    """What came of a summed exchange."""
+    """The outcome of a summed exchange."""
 
     total: np.ndarray | None
-    """The sum of the integers [m] of those in `used`; None where there is none."""
+    """Sum of the integers [m] of the silos in `used`; None if there is no sum."""
     used: tuple[str, ...]
-    """Whose masked replies could be used."""
+    """Names of the silos with a usable masked reply."""
     refused: dict[str, Refusal]
-    """Why the others' could not."""
+    """By silo without a usable reply, the reason."""
     late: dict[str, Refusal]
-    """Who of the used did not help to unmask, and why."""
+    """By used silo that did not help to unmask, the reason."""
     obstacle: Note | None = None
-    """Why there is no sum."""
+    """Reason why there is no sum."""
     liars: tuple[str, ...] = ()
-    """Who sent false shares, as far as that can be told."""
+    """Names of silos that sent false shares, as far as they can be identified."""
 
 
-def summed(
+def sum_replies(
     link: Link,
     journal: Journal,
     question: Question,
@@ -77,17 +79,17 @@ def summed(
     enough: int = 0,
     again: bool = False,
 ) -> Sum:
-    """Carry out the exchange, or what is left to be done of it after the server was killed.
+    """Carry out the exchange, or its remaining steps after the server was killed.
 
-    enough: masked replies without which nobody is asked to unmask, where the protocol would do with fewer.
-    again: an obstacle is not kept, because it ends the run: a resumed one tries again, as far as silos may help.
+    enough: smallest number of masked replies to unmask, if the protocol would allow fewer.
+    again: do not record an obstacle, because it ends the run and a resumed run tries again, as far as silos may help.
     """
     number, cohort, sent = question.number, question.cohort, digest(question.alike)
     entry = journal.read(number)
     if entry is not None and entry.stage != "asked" and entry.facts["sent"] != sent.hex():
         raise RunError(
-            f"{journal.folder} has exchange {number} with another model than the run has now: its files, or those of "
-            "the run, are not as they were. Put back a copy, or start a new run."
+            f"{journal.folder} has exchange {number} with another model than the run has now: its files or those of "
+            "the run have changed. Restore a copy, or start a new run."
         )
     if entry is not None and entry.stage == "done":
         return _read_done(entry)
@@ -111,7 +113,7 @@ def summed(
             journal.write(number, "asked", facts, {})
             masked, more = _ask(link, exchange, question, deadline)
             refused |= more
-        obstacle = secure.unsummed(len(cohort), len(masked), len(masked), question.planned)
+        obstacle = secure.find_obstacle(len(cohort), len(masked), len(masked), question.planned)
         if obstacle is None and len(masked) < enough:
             obstacle = Note("too-few-replies")
         if obstacle is None:
@@ -128,17 +130,17 @@ def summed(
 def _ask(
     link: Link, exchange: Exchange, question: Question, deadline: float
 ) -> tuple[dict[str, Masked], dict[str, Refusal]]:
-    """Masked replies, and why there is none of the others."""
+    """Ask for masked replies; return them, and refusals for the other silos."""
     requests = {
-        silo: Request(question.kind, RecordDict({ABOUT: said, **question.alike, SECURE: asking(exchange)}))
-        for silo, said in question.asked.items()
+        silo: SiloRequest(question.kind, RecordDict({ABOUT: head, **question.alike, SECURE: pack_exchange(exchange)}))
+        for silo, head in question.asked.items()
     }
     masked, refused = {}, {}
     answers = link.ask(requests, deadline)
     for silo in question.asked:
         try:
             with distrusting():
-                reply = opened(answers[silo], silo, exchange.number)
+                reply = check_answer(answers[silo], silo, exchange.number)
                 masked[silo] = read_masked(reply, silo, exchange, question.values)
         except BadMessage as error:
             refused[silo] = _refusal(error)
@@ -153,27 +155,27 @@ def _unmask(
     refused: dict[str, Refusal],
     deadline: float,
 ) -> Sum:
-    """Ask the survivors to take the masks off the sum of what they sent."""
-    said = about({"run": link.run, "exchange": str(exchange.number)})
+    """Ask the survivors to unmask the sum of their replies."""
+    head = about({"run": link.run, "exchange": str(exchange.number)})
     requests = {}
     for silo in masked:
         sealed = {other: reply.shares[silo] for other, reply in masked.items() if other != silo}
-        content = RecordDict({ABOUT: said, SECURE: unmasking(transcript, tuple(masked), sealed)})
-        requests[silo] = Request("query.unmask", content)
-    told: dict[str, Told] = {}
+        content = RecordDict({ABOUT: head, SECURE: pack_unmasking(transcript, tuple(masked), sealed)})
+        requests[silo] = SiloRequest("query.unmask", content)
+    answered: dict[str, UnmaskReply] = {}
     late = {}
     answers = link.ask(requests, deadline)
     for silo in masked:
         try:
             with distrusting():
-                told[silo] = read_telling(opened(answers[silo], silo, exchange.number))
+                answered[silo] = read_answer(check_answer(answers[silo], silo, exchange.number))
         except BadMessage as error:
             late[silo] = _refusal(error)
     try:
-        total = secure.total(exchange, transcript, masked, told)
+        total = secure.total(exchange, transcript, masked, answered)
     except NotSummed as error:
         return Sum(None, tuple(masked), refused, late, error.note)
-    return Sum(total.numbers.view(np.int64), tuple(masked), refused, late, None, total.liars)
+    return Sum(total.numbers.view(np.int64), tuple(masked), refused, late, None, total.faulty)
 
 
 def _refusal(error: BadMessage) -> Refusal:
@@ -198,7 +200,7 @@ def _facts_of(exchange: Exchange, masked: Mapping[str, Masked], refused: Mapping
     }
 
 
-def _read_masked(entry: Entry, run: str, number: int) -> tuple[Exchange, dict[str, Masked], dict[str, Refusal]]:
+def _read_masked(entry: JournalEntry, run: str, number: int) -> tuple[Exchange, dict[str, Masked], dict[str, Refusal]]:
     facts = entry.facts
     keys = tuple(map(bytes.fromhex, facts["keys"]))
     exchange = Exchange(run, number, facts["attempt"], tuple(facts["names"]), keys, facts["planned"])
@@ -217,7 +219,7 @@ def _facts_of_done(done: Sum) -> dict[str, Any]:
     return done._asdict() | {"total": None, "obstacle": done.obstacle and done.obstacle.to_json()}
 
 
-def _read_done(entry: Entry) -> Sum:
+def _read_done(entry: JournalEntry) -> Sum:
     facts = entry.facts
     refused, late = ({silo: Refusal(*why) for silo, why in facts[name].items()} for name in ("refused", "late"))
     obstacle = facts["obstacle"] and Note.from_json(facts["obstacle"])

@@ -1,4 +1,4 @@
-"""A reply as one vector of integers, which can be masked, and the sum of such vectors as a reply."""
+"""Convert a reply to one vector of integers, which can be masked, and the sum of such vectors to a reply."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from equifed.protocol import Record
 
 
 class Vector(NamedTuple):
-    """How the reply to one question is written."""
+    """The encoding of one request's reply."""
 
     kind: str
-    """Flower's message type of the question."""
+    """Flower's message type of the request."""
     like: Record
     """A reply of the right names, shapes and types."""
     places: Mapping[str, int]
-    """Binary places of fields that have other than the usual."""
+    """Binary places by field. Default: `fixed_point.PLACES`."""
 
     def _parts(self) -> list[tuple[str, torch.Tensor, int]]:
-        """Name, a tensor of the right shape and type, and places of every part, in an order that all have alike."""
+        """Return name, tensor and binary places of every part, in an order that is the same for all silos."""
         return [
             (name, leaf, self.places.get(field, fixed_point.PLACES))
             for field in sorted(self.like)
-            for name, leaf in sorted(tree.named({field: self.like[field]}).items())
+            for name, leaf in sorted(tree.to_named({field: self.like[field]}).items())
         ]
 
     @property
@@ -42,7 +42,7 @@ class Vector(NamedTuple):
         return layout(self.kind, parts)
 
     def encode(self, clients: int) -> np.ndarray:
-        """`like` itself as integers [m], to be summed over so many clients."""
+        """Encode `like` as integers [m], for a sum over `clients` clients."""
         vectors = [torch.zeros(0, dtype=torch.int64)]
         for name, leaf, places in self._parts():
             try:
@@ -52,7 +52,7 @@ class Vector(NamedTuple):
         return torch.cat(vectors).numpy()
 
     def decode(self, total: np.ndarray) -> Record:
-        """The sum of replies from that of their integers."""
+        """Decode the sum of replies from the sum of their integers."""
         values, begin = {}, 0
         for name, leaf, places in self._parts():
             part = torch.from_numpy(total[begin : begin + leaf.numel()]).reshape(leaf.shape)

@@ -63,7 +63,7 @@ from equifed.methods.server_optimizers import Yogi as Yogi
 from equifed.methods.sffl import SFFL as SFFL
 from equifed.methods.term import TERM as TERM
 from equifed.protocol import Method as Method
-from equifed.registry import Registry, typed
+from equifed.registry import Registry, allow
 
 _BUILT_IN: tuple[type[Method], ...] = (
     FedAvg, FedProx, LocalOnly, FedMom, FedDemon, FedAvgLR, FedAvgGR, FedVal, FairFate, FedFair, LCO,
@@ -84,11 +84,11 @@ REGISTRY: Registry[type[Method]] = Registry(
 WRAPPERS: dict[str, type[Wrapper]] = {
     kind.suffix: kind for kind in (EqualizedOdds, CalibratedEqualizedOdds, Fair, Ditto, Momentum, Adagrad, Adam, Yogi)
 }
-"""What may follow a method's name: a rule of post-processing, models of the clients' own, a server optimiser."""
+"""Wrappers by the suffix of a method's name: post-processing, personal models, server optimisers."""
 
 
-def unwrapped(name: str) -> tuple[str, list[type[Wrapper]]]:
-    """A registry name and the wrappers that follow it, those around it last: "fedavg@adam+fair"."""
+def unwrap(name: str) -> tuple[str, list[type[Wrapper]]]:
+    """Split a name such as "fedavg@adam+fair" into the registry name and its wrappers, the outermost last."""
     wrappers: list[type[Wrapper]] = []
     known = set(REGISTRY)
     while name not in known:  # a registered name may end in a plus
@@ -104,25 +104,25 @@ def unwrapped(name: str) -> tuple[str, list[type[Wrapper]]]:
 
 
 def make(name: str, **hyper_parameters: Any) -> Method:
-    """The method with this registry name; NAME+eo, NAME+ceo and NAME+fair are NAME post-processed, NAME+ditto is NAME
-    with a model of each client's own beside it, NAME@adam and its like NAME with an optimiser at the server. Names of
-    wrappers may follow each other.
+    """Return the method with this registry name. NAME+eo, NAME+ceo and NAME+fair add post-processing to NAME,
+    NAME+ditto a personal model for each client, NAME@adam and similar a server optimiser. Suffixes can be combined.
 
-    Hyper-parameters may be written with dashes or underscores. For a name that the user has typed; see `recorded`.
+    Hyperparameters may be written with dashes or underscores. The user must have typed the name; otherwise use
+    `make_recorded`.
     """
-    typed(unwrapped(name)[0])
-    return recorded(name, **hyper_parameters)
+    allow(unwrap(name)[0])
+    return make_recorded(name, **hyper_parameters)
 
 
-def recorded(name: str, **hyper_parameters: Any) -> Method:
-    """`make` for a name that was read from a file: see `equifed.registry`."""
-    base, wrappers = unwrapped(name)
+def make_recorded(name: str, **hyper_parameters: Any) -> Method:
+    """Return the method with a name that was read from a file: see `equifed.registry`."""
+    base, wrappers = unwrap(name)
     kind = REGISTRY[base]
     if not issubclass(kind, Wrapper):
-        kind.name = REGISTRY.name_of(kind)  # one from outside may have none, or one that does not lead to it
+        kind.name = REGISTRY.name_of(kind)  # a method of another package may have no name, or a wrong one
     without = [option.name for option in options(kind).values() if option.required]
     if without:
-        raise ConfigError(f"{name}: every hyper-parameter needs a default, which {', '.join(without)} lacks.")
+        raise ConfigError(f"{name}: every hyperparameter needs a default, which {', '.join(without)} lacks.")
     method = kind()
     for wrapper in wrappers:
         method = wrapper(method)
@@ -133,11 +133,11 @@ def recorded(name: str, **hyper_parameters: Any) -> Method:
     for key, value in values.items():
         check_value(method, key, value)
         if type(value) is int and options(method)[key].number is float:
-            values[key] = float(value)  # torch refuses large integers where it takes the same number as a float
+            values[key] = float(value)  # torch accepts large numbers only as floats
     return method.with_hyper(**values)
 
 
-def summing() -> list[str]:
-    """The methods that need no more than sums of replies, and so work with `secure`."""
+def summable_names() -> list[str]:
+    """Return the names of methods that need only sums of replies, and so work with `secure`."""
     made = ((name, make(name)) for name in REGISTRY.usable())
     return [name for name, method in made if not method.pooled and method.summed is not None]

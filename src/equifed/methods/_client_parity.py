@@ -1,8 +1,8 @@
-"""FedFB's client parity: the clients are the groups that it weighs, and the server sees sums alone.
+"""FedFB's client parity: the clients are the groups that it weights, and the server sees only sums.
 
-Client k knows its own weight, w_k <- w_k + a_t (n / n_k) mu_k with mu_k = q_k - mean of the others' q, q_k = its mean
-loss, at least 0. It gets the mean of the q, and replies how its share n_k w_k of the total changed, from which the
-server knows by what all are to be rescaled.
+Client k keeps its weight, w_k <- w_k + a_t (n / n_k) mu_k with mu_k = q_k - mean of the others' q, q_k = its mean loss,
+at least 0. It gets the mean of the q, and replies the change of its share n_k w_k of the total, from which the server
+computes the factor that rescales all weights.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from equifed.protocol import WRONG, Bound, Data, Phase, Record, kept, worst_loss
+from equifed.protocol import WRONG, Bound, Data, Phase, Record, store_replies, worst_loss
 from equifed.tree import Tree
 
 
 class Client(NamedTuple):
     theta: Tree
-    """theta as it came down in `measure`, so that it need not come again in `train`."""
+    """theta as received in `measure`, so that it is not sent again in `train`."""
     loss: Tensor
-    """q_k, its mean loss; this and the rest for client parity."""
+    """q_k, the client's mean loss; this and the rest are for client parity."""
     weight: Tensor
     """w_k, before it is divided by the mass."""
 
 
 def count(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+    """Reply the number of rows."""
     return {"rows": data.n}, state
 
 
-COUNT_ROWS = Phase("count", (), ("rows",), count, kept, "sum")
+COUNT_ROWS = Phase("count", (), ("rows",), count, store_replies, "sum")
+"""Exchange from which the server learns the number of all clients' rows."""
 
 
-def own_weights(alpha: float, rate: Callable[[Tensor], Tensor]) -> tuple[Phase, Phase]:
-    """The exchanges in which clients tell their losses and move their weights; rate: a_t of t."""
+def weight_phases(alpha: float, rate: Callable[[Tensor], Tensor]) -> tuple[Phase, Phase]:
+    """Return the exchanges in which clients report their losses and move their weights; rate: a_t of t."""
 
     def move(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
         number, n, mass = down["clients"], down["rows"].clamp_min(1), down["mass"]
@@ -49,17 +51,17 @@ def own_weights(alpha: float, rate: Callable[[Tensor], Tensor]) -> tuple[Phase, 
     change = {"change": Bound(-1, lambda task: float(2 * alpha * worst_loss(task)))}
     down = ("loss", "clients", "rows", "mass", "t")
     return (
-        Phase("measure", ("theta",), ("loss", "clients"), mean_loss, kept, "sum", bounds=loss),
+        Phase("measure", ("theta",), ("loss", "clients"), mean_loss, store_replies, "sum", bounds=loss),
         Phase("move", down, ("change",), move, rescale, "sum", bounds=change),
     )
 
 
 def mean_loss(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-    """q_k of a client with rows."""
+    """Reply q_k, and keep it and theta."""
     q = data.mean(data.task.row_loss(down["theta"], data.x, data.y))
     return {"loss": q, "clients": (data.n > 0).to(q.dtype)}, state._replace(theta=down["theta"], loss=q)
 
 
 def rescale(server: Any, replies: Record, validation: Data | None) -> Any:
-    # only cutting at 0 changes the sum of all shares; of the round's clients each said by how much its own changed
+    """Rescale the total of the weights, which changes only by clamping at 0, by the reported changes."""
     return server._replace(mass=server.mass * (1 + replies["change"]), t=server.t + 1)

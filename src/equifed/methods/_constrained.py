@@ -1,11 +1,11 @@
-"""Training under a fairness constraint: what FedFair, LCO and separate training have in common.
+"""Training under a fairness constraint: shared parts of FedFair, LCO and separate training.
 
 Donini et al., Empirical Risk Minimization under Fairness Constraints, NeurIPS 2018: a model is epsilon-fair if
 
     |D| <= epsilon,   D = mean loss of the rows of group a and class c, minus that of the rows of group b and class c
 
-With more than two groups there is one such constraint for each pair of them. Each has two multipliers, moved by
-projected gradient steps (Xu et al., alternating gradient projection, 2020):
+With more than two groups there is one constraint for each pair. Each has two multipliers, updated by projected gradient
+steps (Xu et al., alternating gradient projection, 2020):
 
     la <- max((1 - gamma beta) la + beta ( D - epsilon), 0)
     lb <- max((1 - gamma beta) lb + beta (-D - epsilon), 0)
@@ -42,15 +42,15 @@ from equifed.protocol import (
 from equifed.tree import Tree
 
 DECAY_EVERY = 20_000
-"""The primal step shrinks tenfold after every so many rounds."""
+"""Rounds after which the primal step shrinks tenfold."""
 COUNTS = ("constraints", "violated", "excess")
-"""What clients reply about constraints of their own."""
+"""Reply fields about the clients' own constraints."""
 UPDATES = {"loss_gradient": Update(weight="rows"), "gap_gradient": Update()}
-"""What moves the model: the mean gradients of a client's loss and of its gaps."""
+"""Reply fields that move the model: the mean gradients of a client's loss and of its gaps."""
 
 
 def widest_gap(task: Task) -> float:
-    """Of all pairs of groups together."""
+    """Return the largest norm of the gaps of all pairs of groups."""
     return math.sqrt(math.comb(task.num_groups, 2)) * worst_loss(task)
 
 
@@ -58,7 +58,7 @@ BOUNDS = {"gap": Bound(norm=widest_gap, alike=WRONG)}
 
 
 class Terms(NamedTuple):
-    """What a client computes in one pass over its rows."""
+    """The quantities that a client computes in one pass over its rows."""
 
     loss_gradient: Tree
     """m_i grad L_i, summed over its rows."""
@@ -67,12 +67,12 @@ class Terms(NamedTuple):
     gap_gradient: Tree
     """grad D_i, leaves [P, ...]."""
     holders: Tensor
-    """1 where it has rows in both cells of the pair [P]."""
+    """1 for pairs of which it has rows in both cells, else 0 [P]."""
 
 
 @dataclass(frozen=True)
 class Constrained(Method):
-    """Base of the methods that train under the constraint; not a method by itself."""
+    """The base of the methods that train under the constraint; not itself a method."""
 
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
     knob: ClassVar[Knob | None] = Knob(
@@ -84,25 +84,26 @@ class Constrained(Method):
     )
 
     epsilon: float = hyper(0.1, low=0)
-    """Largest gap in mean loss, on the protected class, between two groups."""
+    """Largest gap in mean loss between two groups, on the protected class."""
     step_size: float = hyper(0.05, low=0)
-    """alpha, the step of the model; a tenth of it after every 20,000 rounds."""
+    """alpha, the step of the model; it shrinks tenfold after every 20,000 rounds."""
     dual_step_size: float = hyper(0.05, low=0)
     """beta, the step of the multipliers."""
     dual_decay: float = hyper(0.001, low=0)
-    """gamma, which pulls the multipliers to 0: it steadies them, and leaves an active gap at epsilon + gamma lambda."""
+    """gamma, which pulls the multipliers to 0: it stabilises them and leaves an active gap at epsilon + gamma
+    lambda."""
     protected_class: int = hyper(1, low=0)
     """c, the code of the class in which the groups' losses are compared."""
     groups: tuple[int, ...] | None = None
-    """Codes of the groups that are compared, pair by pair; none: all of them."""
+    """Codes of the groups to compare pair by pair. Default: all groups."""
 
     def pairs(self, task: Task) -> list[tuple[int, int]]:
-        """The pairs (a, b) of groups that are constrained."""
+        """Return the pairs (a, b) of groups that are constrained."""
         return list(combinations(range(task.num_groups) if self.groups is None else self.groups, 2))
 
     @property
     def bounds(self) -> dict[str, Bound]:
-        """Of what clients reply about constraints of their own."""
+        """The bounds of the reply fields about the clients' own constraints."""
 
         def pairs(task: Task) -> float:
             return len(self.pairs(task))
@@ -111,7 +112,7 @@ class Constrained(Method):
             return pairs(task) * worst_loss(task)
 
         def residual(task: Task) -> float:
-            return (3 * worst_loss(task)) ** 2  # squared; gamma lambda is no larger than the gap it grew by
+            return (3 * worst_loss(task)) ** 2  # squared; gamma lambda is at most the gap by which it grew
 
         number = Bound(0, pairs, whole=True)
         return {
@@ -122,7 +123,7 @@ class Constrained(Method):
         }
 
     def check(self, task: Task) -> None:
-        """Refuse groups and a class that the data does not have."""
+        """Raise a ConfigError for groups or a class that the data does not have."""
         if self.protected_class >= task.num_classes:
             raise ConfigError(
                 f"is {self.protected_class}, but the classes of this data have the codes 0 to {task.num_classes - 1}.",
@@ -132,8 +133,8 @@ class Constrained(Method):
         unknown = [group for group in groups if group not in range(task.num_groups)]
         if unknown or len(set(groups)) < len(groups) or len(groups) < 2:
             raise ConfigError(
-                f"must be at least two different groups, which {self.name} compares, of the codes 0 to "
-                f"{task.num_groups - 1} that this data has; got {list(groups)}.",
+                f"must name at least two different groups for {self.name} to compare, with codes 0 to "
+                f"{task.num_groups - 1} in this data; got {list(groups)}.",
                 key="groups",
             )
 
@@ -141,7 +142,7 @@ class Constrained(Method):
         return "dual_decay" if converged else "rounds"
 
     def gap_weights(self, data: Data) -> tuple[Tensor, Tensor]:
-        """Row weights [P, n] whose product with the losses is D_i, and whether the client holds both cells [P]."""
+        """Return row weights [P, n] that times the losses give D_i, and 1 if the client has both cells, else 0 [P]."""
         rows = data.where(data.y == self.protected_class)
         member = one_hot(data.s, data.task.num_groups, data.mask).T * rows.mask  # [G, n]
         number = member.sum(1, keepdim=True)
@@ -151,12 +152,12 @@ class Constrained(Method):
         return holds * (share[a] - share[b]), holds[:, 0]
 
     def gaps(self, theta: Tree, data: Data) -> tuple[Tensor, Tensor]:
-        """D_i [P], and whether the client holds both cells [P]."""
+        """Return D_i [P], and 1 if the client has both cells, else 0 [P]."""
         weights, holds = self.gap_weights(data)
         return over_rows(weights, data.masked(data.task.row_loss(theta, data.x, data.y))), holds
 
     def terms(self, theta: Tree, data: Data) -> Terms:
-        """One forward pass, and one backward pass for the loss and all gaps together."""
+        """Compute the terms in one forward pass and one backward pass for the loss and all gaps together."""
         weights, holds = self.gap_weights(data)
 
         def row_losses(theta: Tree) -> Tensor:
@@ -167,50 +168,50 @@ class Constrained(Method):
         return Terms(loss_gradient, over_rows(weights, losses), gap_gradient, holds)
 
     def dual_step(self, la: Tensor, lb: Tensor, gap: Tensor, holds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The new multipliers [P] and their residual, the largest unit step that projection would still take.
+        """Return the new multipliers [P] and their residual: the largest unit step that projection would still take.
 
-        Where nobody holds both cells nothing is known of the gap, and the multipliers stay.
+        If no client has both cells, the gap is unknown and the multipliers stay.
         """
 
-        def moved(multiplier: Tensor, excess: Tensor, step: Any) -> Tensor:
+        def move(multiplier: Tensor, excess: Tensor, step: Any) -> Tensor:
             up = torch.clamp(multiplier + step * (excess - self.dual_decay * multiplier), min=0)
             return torch.where(holds > 0, up, multiplier)
 
         above, below = gap - self.epsilon, -gap - self.epsilon
-        residual = torch.maximum((moved(la, above, 1.0) - la).abs(), (moved(lb, below, 1.0) - lb).abs()).amax()
-        return moved(la, above, self.dual_step_size), moved(lb, below, self.dual_step_size), residual
+        residual = torch.maximum((move(la, above, 1.0) - la).abs(), (move(lb, below, 1.0) - lb).abs()).amax()
+        return move(la, above, self.dual_step_size), move(lb, below, self.dual_step_size), residual
 
-    def missed(self, gap: Tensor, la: Tensor, lb: Tensor) -> Tensor:
-        """Which constraints [P] are not met: beyond the fixed point of their multipliers, epsilon + gamma lambda,
-        and the tolerance."""
+    def is_violated(self, gap: Tensor, la: Tensor, lb: Tensor) -> Tensor:
+        """Return True for constraints [P] that are not met: beyond the fixed point of their multipliers, epsilon +
+        gamma lambda, and the tolerance."""
         above, below = gap - self.dual_decay * la, -gap - self.dual_decay * lb
         return torch.maximum(above, below) > self.epsilon + CONSTRAINT_TOLERANCE
 
     def excess(self, gap: Tensor) -> Tensor:
-        """How far |D| lies above epsilon [P]; 0 where it does not."""
+        """Return the excess of |D| over epsilon [P], at least 0."""
         return (gap.abs() - self.epsilon).clamp_min(0)
 
     def counts(self, gap: Tensor, holds: Tensor, la: Tensor, lb: Tensor) -> Record:
-        """How many constraints a client has, how many of them it does not meet, and the sum of their excess."""
-        values = (torch.ones_like(gap), self.missed(gap, la, lb), self.excess(gap))
+        """Return the number of a client's constraints, the number it does not meet, and the sum of their excess."""
+        values = (torch.ones_like(gap), self.is_violated(gap, la, lb), self.excess(gap))
         return {name: (holds * value).sum() for name, value in zip(COUNTS, values, strict=True)}
 
     def rate(self, t: Tensor) -> Tensor:
-        """alpha after t rounds."""
+        """Return alpha after t rounds."""
         return self.step_size * 0.1 ** torch.floor(t / DECAY_EVERY)
 
 
 @dataclass(frozen=True)
 class Converging(Constrained):
-    """Base of the methods that train one model for all clients until it has converged; not a method by itself."""
+    """The base of the methods that train one model for all clients until it has converged; not itself a method."""
 
     tolerance: float = hyper(1e-4, low=0)
     """Stop a run when the gradient's norm and the multipliers' residual are both below this; 0: never."""
 
-    def descended(self, server: Any, gradient: Tree, any_rows: Tensor, any_gap: Tensor, residual: Tensor) -> Any:
-        """The server after a step down the Lagrangian's gradient, given the multipliers' residual."""
+    def descend(self, server: Any, gradient: Tree, any_rows: Tensor, any_gap: Tensor, residual: Tensor) -> Any:
+        """Return the server's state after a step down the Lagrangian's gradient; residual: the multipliers'."""
         theta = tree.add_scaled(server.theta, gradient, -self.rate(server.t))
-        # whoever has no rows shows nothing about convergence, and without a gap the multipliers' residual is unknown
+        # without rows convergence is unknown, and without a gap the multipliers' residual is
         primal = torch.where(any_rows, tree.squared_norm(gradient).sqrt(), torch.inf)
         dual = torch.where(any_rows, torch.where(any_gap, residual, server.dual), torch.inf)
         return server._replace(theta=theta, t=server.t + 1, primal=primal, dual=dual)
@@ -220,19 +221,19 @@ class Converging(Constrained):
 
 
 def lagrangian(loss_gradient: Tree, m: Tensor, gap_gradient: Tree, price: Tensor) -> Tree:
-    """loss gradient / m + sum over pairs of price times gap gradient."""
+    """Return loss gradient / m + sum over pairs of price times gap gradient."""
     return tree.map(lambda loss, gaps: loss / m + torch.tensordot(price, gaps, dims=1), loss_gradient, gap_gradient)
 
 
-def counted(constraints: Tensor, violated: Tensor, excess: Tensor) -> dict[str, Tensor]:
-    """What is logged of all clients' `counts`; nan while they are unknown, which is inf in the state."""
+def log_counts(constraints: Tensor, violated: Tensor, excess: Tensor) -> dict[str, Tensor]:
+    """Return all clients' `counts` for the log; nan while they are unknown, which is inf in the state."""
     met, mean = (violated == 0).to(violated.dtype), excess / constraints.clamp_min(1)
     values = {"constraints": constraints, "violated": violated, "excess": mean, "feasible": met}
     return {name: torch.where(violated.isinf(), torch.nan, value) for name, value in values.items()}
 
 
 def by_pair(name: str, values: Tensor) -> dict[str, Tensor]:
-    """A value per pair of groups [P] as scalars: under the name itself for one pair, else numbered."""
+    """Return a value per pair of groups [P] as scalars: named `name` for one pair, else numbered."""
     if len(values) == 1:
         return {name: values[0]}
     return {f"{name}_{p}": value for p, value in enumerate(values)}

@@ -1,12 +1,12 @@
-"""What clients of FairFed do against bias in their own rows while training: a value that changes parts of it.
+"""Local debiasing of FairFed's clients: a value that replaces parts of their local training.
 
 FairBatch: Roh et al., FairBatch: Batch Selection for Model Fairness, ICLR 2021. Batches hold the labels in the client's
 own shares, but within label y the groups in shares lambda_y, which start at the client's own and move before every
 epoch by a small step, from the group with the lowest loss to that with the highest:
 equal_opportunity:   within y = 1
 equalized_odds:      within the label whose gap between groups is larger
-demographic_parity:  the same with what deciding against a row costs: the loss as if all labels were 1, per row of the
-                     group; rows with y = 0 pull decisions down, so within y = 0 the shares move the other way round
+demographic_parity:  the same with the cost of deciding against a row: the loss as if all labels were 1, per row of the
+                     group; rows with y = 0 pull decisions down, so within y = 0 the shares move the other way
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from equifed.tree import Tree
 
 @dataclass(frozen=True)
 class Debiasing:
-    """Parts of `LocalTraining` and its phase; by default plain training."""
+    """The parts of `LocalTraining` and its phase that debiasing replaces. Default: plain training."""
 
     prepare: Callable[[Record, Any, Data], Start] = start_from_theta
     loss: Callable[[Tree, Tree, Data], Tensor] = mean_loss
@@ -43,12 +43,12 @@ REWEIGHING = Debiasing(own_weights, weighted_loss)
 
 
 def kernel(weight: float) -> Debiasing:
-    """The dependence within a batch, added to its loss."""
+    """Add the dependence within a batch to its loss."""
     return Debiasing(with_attribute, LocalKernel(weight).loss, feature_draws(10))
 
 
 def fair_batch(fairness: str, step: float) -> Debiasing:
-    """A client's state keeps lambda as its `shares`."""
+    """Resample by FairBatch, with lambda as `shares` in the client's state."""
 
     def prepare(down: Record, state: Any, data: Data) -> Start:
         return Start(down["theta"], context=begin(state.shares, data))
@@ -61,13 +61,13 @@ def fair_batch(fairness: str, step: float) -> Debiasing:
 
 
 def begin(shares: Tensor, data: Data) -> Tensor:
-    """lambda [2, G]: the kept shares, or before the first epoch (all zeros) the client's own."""
+    """Return lambda [2, G]: the stored shares, or the client's own before the first epoch (all zeros)."""
     counts = cell_counts(data).T  # [label, group]
     return torch.where(shares.sum() > 0, shares, counts / counts.sum(1, keepdim=True).clamp_min(1))
 
 
 def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tensor | float) -> Tensor:
-    """lambda after one step towards the groups with high loss."""
+    """Return lambda after one step towards the groups with high loss."""
     counts = cell_counts(data).T
     if fairness.startswith("demographic_parity"):
         losses = cell_losses(parameters, data, torch.ones_like(data.y))
@@ -77,29 +77,29 @@ def move(shares: Tensor, parameters: Tree, data: Data, fairness: str, step: Tens
     there = counts > 0
     highest, lowest = torch.where(there, loss, -torch.inf), torch.where(there, loss, torch.inf)
     gap = torch.where(there.sum(1) >= 2, highest.amax(1) - lowest.amin(1), 0.0)  # [label]
-    # which label's shares move: class 1, or the one with the larger gap
+    # move the shares of class 1, or of the label with the larger gap
     if fairness.startswith("equal_opportunity"):
         moves = torch.stack([torch.zeros_like(gap[0]), (gap[1] > 0).to(gap.dtype)])
     else:
         moves = one_hot(first_largest(gap), 2).to(gap.dtype) * (gap > 0)
     if fairness.startswith("demographic_parity"):
         moves = moves * torch.tensor([-1.0, 1.0], device=gap.device)
-    groups = shares.shape[1]  # of losses that are equal both are the first, and nothing moves
+    groups = shares.shape[1]  # with equal losses both groups are the first, and the shares stay
     up = one_hot(first_largest(highest), groups) - one_hot(first_least(lowest), groups)
     new = (shares + step * moves[:, None] * up).clamp(0, 1) * there
     return new / new.sum(1, keepdim=True).clamp_min(1e-12)
 
 
 def cell_losses(parameters: Tree, data: Data, target: Tensor) -> Tensor:
-    """Summed loss of predicting `target`, by label and group [2, G]."""
+    """Return the summed loss of predicting `target`, by label and group [2, G]."""
     return cell_sums(data, data.task.row_loss(parameters, data.x, target)).T
 
 
 def pick(shares: Tensor, uniforms: Tensor, data: Data) -> Tensor:
-    """Rows [n] drawn independently: label in its own share, group in share lambda, a row of that cell at random."""
+    """Draw rows [n] independently: a label by its own share, a group by lambda, then a row of that cell."""
     counts = cell_counts(data).T
     labels = counts.sum(1, keepdim=True)
-    # P(row) = P(y) lambda(s | y) / rows of the cell; padding 0, and where the group is unknown as without lambda
+    # P(row) = P(y) lambda(s | y) / rows of the cell; padding 0, and rows of unknown group as without lambda
     chance = torch.where(counts > 0, labels * shares / counts.clamp_min(1), 0.0)[data.y, data.s.clamp_min(0)]
     chance = torch.where(data.s >= 0, chance, 1.0) * data.mask
     ends = chance.double().cumsum(0)

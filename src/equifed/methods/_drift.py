@@ -1,4 +1,4 @@
-"""What methods against client drift share: how many steps a client takes, and what it weighs."""
+"""Shared parts of methods against client drift: a client's number of steps and its weight."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from equifed.protocol import Data, Phase, Record
 from equifed.tree import Tree
 
 ROWS, CLIENTS = "rows", "clients"
-"""The field of a reply that holds w_k: n_k, or 1 for every client that has rows."""
+"""Reply fields that hold w_k: n_k, or 1 for every client with rows."""
 
 
 def weight_of(name: str, data: Data) -> Tensor:
-    """w_k; 0 for a client without rows, who does not train."""
+    """Return w_k; 0 for a client without rows, which does not train."""
     return data.n if name == ROWS else (data.n > 0).to(data.mask.dtype)
 
 
 def total_weight(name: str) -> Phase:
-    """The phase before round 1 in which the server learns the sum of w_k over all clients, its field of that name."""
+    """Return the phase before round 1 in which the server learns the sum of w_k over all clients."""
 
     def count(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         return {name: weight_of(name, data)}, state
@@ -29,12 +29,13 @@ def total_weight(name: str) -> Phase:
 
 
 def keep_total(server: Any, replies: Record, validation: Data | None) -> Any:
+    """Store the sum of w_k as `total`."""
     (name,) = replies.keys() & {ROWS, CLIENTS}
     return server._replace(total=replies[name])
 
 
 def local_steps(data: Data) -> Tensor:
-    """K, the steps of local training that a client takes: epochs * ceil(n_k / B); 0 without rows."""
+    """Return K, the number of a client's local steps: epochs * ceil(n_k / B); 0 without rows."""
     local = data.task.local
     batches = (data.n > 0).to(data.n.dtype) if local.batch_size is None else torch.ceil(data.n / local.batch_size)
     return local.epochs * batches

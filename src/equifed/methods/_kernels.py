@@ -1,12 +1,12 @@
-"""Dependence between the predictions and the sensitive attribute, by kernels: what KFFL drives towards 0.
+"""Kernel measures of dependence between predictions and the sensitive attribute, which KFFL drives towards 0.
 
 k(a, b) = exp(-||a - b||^2 / (2 sigma^2)),  the Gaussian kernel
 phi(a)  = sqrt(2/D) cos(W'a / sigma + b),   random features, E phi(a)'phi(b) = k(a, b)  (Rahimi and Recht 2007)
 G       = sum_i Z_s,i' Z_f,i - n mu_s mu_f',  Z_s = phi_s(s), Z_f = phi_f(f), mu their means over all rows
 psi     = ||G||_F^2 / (n-1)^2,              an estimate of HSIC = tr(K_s H K_f H) / (n-1)^2
 
-phi_s and phi_f are drawn independently, so that the expectation of psi over the draws is HSIC itself, whatever D is.
-Sums over clients are all that G needs.
+phi_s and phi_f are drawn independently, so that the expectation of psi over the draws is HSIC for any D. G needs only
+sums over clients.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from equifed.tree import Tree
 
 
 def frequencies(rng: np.random.Generator, inputs: int, features: int) -> np.ndarray:
-    """W and b of phi, float32 [inputs + 1, features]: a column of W is N(0, I), columns of a block are orthogonal.
+    """Draw W and b of phi, float32 [inputs + 1, features]: a column of W is N(0, I), columns of a block are orthogonal.
 
-    Orthogonal columns (Yu et al. 2016) make the estimate vary less; for one input they are plain random features.
+    Orthogonal columns (Yu et al. 2016) reduce the variance of the estimate; for one input they are plain random
+    features.
     """
     blocks = []
     for _ in range(-(-features // inputs)):
-        # a random rotation, its directions given the lengths that Gaussian vectors have
+        # a random rotation, with columns as long as Gaussian vectors
         rotation, triangle = np.linalg.qr(rng.normal(size=(inputs, inputs)))
         length = np.sqrt(rng.chisquare(inputs, size=inputs))
         blocks.append(rotation * np.sign(np.diag(triangle)) * length)
@@ -41,7 +42,7 @@ def frequencies(rng: np.random.Generator, inputs: int, features: int) -> np.ndar
 
 
 def feature_draws(features: int, redraw: Literal["round", "once"] = "round") -> Mapping[str, Draw]:
-    """The random numbers of phi_s and phi_f, shared by all clients; anew every round, or the same for the whole run."""
+    """Return the draws of phi_s and phi_f, shared by all clients: new every round, or once for the whole run."""
     per: Literal["round", "run"] = "run" if redraw == "once" else "round"
     return {
         "phi_s": Draw(lambda rng, task: frequencies(rng, task.sensitive_size, features), per),
@@ -50,23 +51,24 @@ def feature_draws(features: int, redraw: Literal["round", "once"] = "round") -> 
 
 
 def phi(values: Tensor, draw: Tensor, width: Tensor | float) -> Tensor:
-    """Random features of values [n, d] -> [n, D]."""
+    """Return the random features of values [n, d] -> [n, D]."""
     W, b = draw[:-1], draw[-1]
     return math.sqrt(2 / b.shape[0]) * torch.cos(values @ W / width + b)
 
 
 def output_size(task: Task) -> int:
+    """Return the number of columns of `outputs`."""
     return 1 if task.binary or task.kind == "regression" else task.num_classes
 
 
 def outputs(theta: Tree, data: Data) -> Tensor:
-    """f: probabilities (classification) or predictions (regression) [n, d]."""
+    """Return f: probabilities (classification) or predictions (regression) [n, d]."""
     f = data.task.predict(theta, data.x)
     return f[:, None] if f.dim() == 1 else f
 
 
 def dependence(s: Tensor, f: Tensor, data: Data, draws: Mapping[str, Tensor], width: Tensor | float) -> Tensor:
-    """psi of the rows of `data` alone, by random features: a local regulariser."""
+    """Return psi of the rows of `data`, by random features: a local regulariser."""
     zs, zf = data.masked(phi(s, draws["phi_s"], width)), data.masked(phi(f, draws["phi_f"], width))
     n = data.n.clamp_min(1)
     # G = Z_s'Z_f - n mu_s mu_f'
@@ -75,7 +77,7 @@ def dependence(s: Tensor, f: Tensor, data: Data, draws: Mapping[str, Tensor], wi
 
 
 def exact_dependence(s: Tensor, f: Tensor, data: Data, width: Tensor | float) -> Tensor:
-    """HSIC of the rows of `data` with the kernels themselves: n^2 numbers each."""
+    """Return HSIC of the rows of `data` with exact kernels: n^2 numbers each."""
     pair = data.mask[:, None] * data.mask
     n = data.n.clamp_min(1)
 

@@ -1,7 +1,7 @@
-"""Rounds of two exchanges: clients measure the model on their rows, then train it by what the server made of that.
+"""Rounds of two exchanges: clients compute statistics of the model on their rows, then train with the server's result.
 
 measure:  down theta, which the client keeps; up sums over its rows
-train:    down what the server made of all sums; up n_k (theta_k - theta) and n_k
+train:    down the server's result from all sums; up n_k (theta_k - theta) and n_k
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from equifed.tree import Tree
 
 class Client(NamedTuple):
     theta: Tree
-    """theta as it came down in `measure`, so that it need not come again in `train`."""
+    """theta as received in `measure`, so that it is not sent again in `train`."""
 
 
-def measuring(
+def measure_phase(
     up: tuple[str, ...],
     statistics: Callable[[Tree, Data], Record],
     step: ServerStep,
     bounds: Mapping[str, Bound] | None = None,
 ) -> Phase:
-    """The exchange in which clients reply with statistics of theta, and keep it."""
+    """Return the exchange in which clients reply statistics of theta, and keep theta."""
 
     def measure(down: Record, state: Any, data: Data) -> tuple[Record, Tree]:
         return statistics(down["theta"], data), state._replace(theta=down["theta"])
@@ -35,10 +35,10 @@ def measuring(
 
 
 def start_weighted(down: Record, state: Any, data: Data) -> Start:
-    """Train the kept model on rows by the weights of their cells; those of unknown group have weight 1."""
+    """Start from the kept model, with rows weighted by their cells; rows of unknown group have weight 1."""
     return Start(state.theta, per_row={"weight": of_cells(down["weight"], data, 1.0)})
 
 
 def kept_update(parameters: Tree, down: Record, state: Any, data: Data, context: Tree) -> tuple[Record, Tree]:
-    """Reply n_k (theta_k - theta) and n_k, theta being the kept model."""
+    """Reply n_k (theta_k - theta) and n_k, with theta the kept model."""
     return weighted_update(parameters, {"theta": state.theta}, state, data, context)

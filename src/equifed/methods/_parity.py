@@ -1,14 +1,14 @@
-"""Decisions of the highest accuracy whose rates differ by at most a stated gap between groups: exact, by small linear
+"""The most accurate decisions with rates that differ by at most a stated gap between groups: exact, by small linear
 programmes over mixtures of rules.
 
-A rule is known by its confusion counts M[g, y, j], the mass of rows of group g and label y that it decides as j.
+A rule is described by its confusion counts M[g, y, j], the mass of rows of group g and label y that it decides as j.
 Accuracy and rates are linear in them, so the best mixture of given rules is a linear programme:
 
     maximise  sum_t share_t <W, M_t>   subject to   z_q <= sum_t share_t rate_qg(M_t) <= z_q + gap   for all q, g
 
-W is 1 where j = y (divided by the number of rows) for accuracy. The multipliers p_qg of the rates turn it into the
-weights W - sum_q p_qg d rate_qg / dM, of which the best rule that is not among the given ones is to be found.
-All is NumPy; `per_lane` carries it into vectorised computations.
+W is 1 for j = y (divided by the number of rows) for accuracy. The multipliers p_qg of the rates turn it into the
+weights W - sum_q p_qg d rate_qg / dM; the next rule to add is the best one with these weights. All is NumPy; `per_lane`
+runs it inside vectorised computations.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 
 NOTIONS = ("demographic_parity", "equal_opportunity", "equalized_odds")
 MET = 1e-9
-"""How far a gap may lie above its bound by rounding."""
+"""Largest excess of a gap over its bound that rounding may cause."""
 
 
 def per_lane(work: Callable[..., tuple[np.ndarray, ...]], *values: Tensor) -> tuple[Tensor, ...]:
-    """work(*values as arrays), and inside a vmap that of every lane: for what no tensor operation can do."""
+    """Return work(*values as arrays), inside a vmap for each lane: for computations without tensor operations."""
     results: tuple[Tensor, ...] = _PerLane.apply(work, *values)
     return results
 
@@ -39,7 +39,7 @@ class _PerLane(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no gradient."""
+        """Save nothing: there is no gradient."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], work: Any, *values: Tensor) -> tuple[tuple[Tensor, ...], Any]:
@@ -60,14 +60,14 @@ class Rates(NamedTuple):
     slope: np.ndarray
     """d rate / d M [Q, G, C, C]; 0 where the rate is undefined."""
     compared: np.ndarray
-    """Which groups have the rate, where at least two have it [Q, G]."""
+    """True for groups that have the rate, if at least two have it [Q, G]."""
 
     def of(self, confusion: np.ndarray) -> np.ndarray:
-        """The rates [..., Q, G] of confusion counts [..., G, C, C]."""
+        """Return the rates [..., Q, G] of confusion counts [..., G, C, C]."""
         return np.einsum("qgyj,...gyj->...qg", self.slope, confusion)
 
     def gap(self, confusion: np.ndarray) -> float:
-        """The largest difference between two groups; 0 where no two can be compared."""
+        """Return the largest difference between two groups; 0 if no two can be compared."""
         rates = self.of(confusion)
         high = np.where(self.compared, rates, -np.inf).max(1)
         low = np.where(self.compared, rates, np.inf).min(1)
@@ -75,10 +75,10 @@ class Rates(NamedTuple):
 
 
 def cells_of(notion: str, classes: int) -> np.ndarray:
-    """The rates that the notion compares, as 1 for the labels and decisions of the rows that each counts [Q, C, C].
+    """Return the rates that the notion compares, each as 1 for the labels and decisions that it counts [Q, C, C].
 
-    Two classes: the share that is decided 1, of all rows, of those with the label 1, or of each label. More: the share
-    of every decision, of the right decision within every label, or of every decision within every label.
+    Two classes: the share of decisions 1 among all rows, among those with the label 1, or within each label. More: the
+    share of each decision, of the right decision within each label, or of each decision within each label.
     """
     one = np.eye(classes)
     labels = [np.ones(classes)] if notion == "demographic_parity" else [*one]
@@ -91,7 +91,7 @@ def cells_of(notion: str, classes: int) -> np.ndarray:
 
 
 def rates_of(notion: str, mass: np.ndarray) -> Rates:
-    """What the notion compares, for groups of this mass by label [G, C]."""
+    """Return the notion's rates for groups with this mass by label [G, C]."""
     cells = cells_of(notion, mass.shape[1])
     number = cells.max(-1) @ mass.T  # [Q, G]
     there = number > 0
@@ -104,16 +104,16 @@ def rates_of(notion: str, mass: np.ndarray) -> Rates:
 
 class Mixture(NamedTuple):
     shares: np.ndarray
-    """Of every rule [N]; they sum to 1 in every part."""
+    """Share of each rule [N]; they sum to 1 in every part."""
     prices: np.ndarray
-    """The multipliers of the rates [Q, G]: positive where a group's is as high as it may be."""
+    """Multipliers of the rates [Q, G]: positive where a group's rate is at its upper limit."""
     value: float
     """<W, M> of the mixture."""
 
 
 def best_mixture(confusion: np.ndarray, part: np.ndarray, weights: np.ndarray, rates: Rates, gap: float) -> Mixture:
-    """The shares of rules [N, G, C, C] that mix best. A rule belongs to a part [N] of the decisions, such as one
-    group's, and every part has shares of its own. There must be a feasible mixture."""
+    """Return the best mixture of rules [N, G, C, C]. A rule belongs to a part [N] of the decisions, such as one
+    group's, and shares are normalised within each part. There must be a feasible mixture."""
     from scipy.optimize import linprog  # here, so that the simulator needs only torch and NumPy
 
     N, Q = len(confusion), len(rates.slope)
@@ -145,31 +145,31 @@ def best_mixture(confusion: np.ndarray, part: np.ndarray, weights: np.ndarray, r
 
 
 class Thresholds(NamedTuple):
-    """The decisions of two classes by thresholds on binned scores, fitted to a gap."""
+    """The decisions for two classes by thresholds on binned scores, fitted to a gap."""
 
     accept: np.ndarray
-    """The probability of the decision 1, by group and bin [G, B]."""
+    """Probability of the decision 1, by group and bin [G, B]."""
     prices: np.ndarray
     value: float
     """<W, M> of these decisions."""
 
 
 def own_decisions(groups: int, bins: int) -> np.ndarray:
-    """The threshold one half, as an acceptance by group and bin [G, B]."""
+    """Return the threshold one half, as an acceptance by group and bin [G, B]."""
     return np.tile((np.arange(bins) >= bins / 2).astype(np.float64), (groups, 1))
 
 
 def confusion_of(accept: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """M [G, 2, 2] of the mass by group, label and bin [G, 2, B]."""
+    """Return M [G, 2, 2] for the mass by group, label and bin [G, 2, B]."""
     one = np.einsum("gb,gyb->gy", accept, mass)
     return np.stack([mass.sum(-1) - one, one], -1)
 
 
-def calibrated(counts: np.ndarray, calibration: str) -> np.ndarray:
-    """The mass by group, label and bin [G, 2, B] that decisions are chosen by: rows of a bin times P(y | bin, group).
+def calibrate(counts: np.ndarray, calibration: str) -> np.ndarray:
+    """Return the mass by group, label and bin [G, 2, B] for choosing decisions: rows of a bin times P(y | bin, group).
 
     "isotonic": the nondecreasing probabilities that fit the labels best, by group. Mixtures of thresholds on them are
-    the concave hull of the ROC curve, and have on the counted rows the rates and the accuracy that they promise.
+    the concave hull of the ROC curve, and have exactly the fitted rates and accuracy on the counted rows.
     "none": the score itself, the middle of the bin.
     """
     rows, bins = counts.sum(1), counts.shape[-1]
@@ -189,10 +189,10 @@ def calibrated(counts: np.ndarray, calibration: str) -> np.ndarray:
 def fit_thresholds(
     mass: np.ndarray, weights: np.ndarray, rates: Rates, gap: float, moves: np.ndarray | None = None
 ) -> Thresholds:
-    """The best mixture of thresholds for each group, for the mass by group, label and bin [G, 2, B], in which the
-    share of the label 1 must not fall from bin to bin.
+    """Return the best mixture of thresholds for each group, from the mass by group, label and bin [G, 2, B], in which
+    the share of the label 1 must not fall from bin to bin.
 
-    moves [G]: the groups whose decisions may change; left out, those that the gap speaks of because they have a rate.
+    moves [G]: True for groups with decisions that may change. Default: the groups that the gap compares.
     """
     G, _, B = mass.shape
     rows = mass.sum(1)
@@ -204,10 +204,10 @@ def fit_thresholds(
             continue
         filled = np.flatnonzero(rows[g] > 0)
         eta = mass[g, 1, filled] / rows[g, filled]
-        # between bins of one probability there is no threshold: what holds for them holds for their mean
+        # there is no threshold between bins of equal probability: they are decided alike
         ends = np.flatnonzero(np.diff(eta, prepend=-1.0) > MET)
         low, high = np.r_[0, filled[ends[1:] - 1] + 1, filled[-1] + 1], np.r_[filled[ends], B]
-        # a threshold in an empty stretch is as near to one half as it can be
+        # in a range of empty bins, take the threshold nearest to one half
         cuts += [(g, int(cut)) for cut in np.clip(B // 2, low, high)]
     part, cut = np.array(cuts).T
     confusion = np.zeros((len(cuts), G, 2, 2))
@@ -224,39 +224,37 @@ def fit_thresholds(
 
 
 def accuracy_weights(mass: np.ndarray) -> np.ndarray:
-    """W of the accuracy [G, C, C], of the mass by group and label [G, C]."""
+    """Return W of the accuracy [G, C, C], from the mass by group and label [G, C]."""
     G, C = mass.shape
     return np.broadcast_to(np.eye(C) / max(mass.sum(), 1.0), (G, C, C))
 
 
 def constant_rules(groups: int, classes: int) -> np.ndarray:
-    """The weights of the rules that decide everything as one class [C, G, C, C]: they have no gap."""
+    """Return the weights of the rules that decide everything as one class [C, G, C, C]: they have no gap."""
     return np.broadcast_to(np.eye(classes)[:, None, None, :], (classes, groups, classes, classes)).copy()
 
 
-def priced(weights: np.ndarray, rates: Rates, prices: np.ndarray) -> np.ndarray:
-    """The weights [G, C, C] whose best rule improves a mixture with these prices most."""
+def apply_prices(weights: np.ndarray, rates: Rates, prices: np.ndarray) -> np.ndarray:
+    """Return the weights [G, C, C] for which the best rule improves a mixture with these prices most."""
     return weights - np.einsum("qg,qgyj->gyj", prices, rates.slope)
 
 
-class Search(NamedTuple):
-    """The best mixture of all rules that are known so far, and the rule to ask for next."""
+class MixtureStep(NamedTuple):
+    """The best mixture of all known rules, and the rule to ask for next."""
 
     shares: np.ndarray
-    """Of the known rules, and of the constant ones after them [N + C]."""
+    """Shares of the known rules, then of the constant ones [N + C]."""
     weights: np.ndarray
-    """[G, C, C]."""
+    """Weights of the next rule [G, C, C]."""
     prices: np.ndarray
     value: float
     allowance: float
-    """What the multipliers add to the value of the best rule with these weights: together a bound on every value."""
+    """Addition of the multipliers to the value of the best rule with these weights; the sum bounds every value."""
 
 
-def search(known: np.ndarray, objective: np.ndarray, notion: str, gap: float) -> Search:
-    """A step of column generation (Dantzig and Wolfe 1960), from the confusion counts of known rules [N, G, C, C].
-
-    The constant rules are among the mixed ones, so there is always a feasible mixture.
-    """
+def search(known: np.ndarray, objective: np.ndarray, notion: str, gap: float) -> MixtureStep:
+    """Take a step of column generation (Dantzig and Wolfe 1960), from the confusion counts of known rules
+    [N, G, C, C]. Constant rules are always included, so that there is a feasible mixture."""
     C = known.shape[-1]
     mass = known[0].sum(-1)
     constant = mass[None, :, :, None] * np.eye(C)[:, None, None, :]
@@ -264,33 +262,33 @@ def search(known: np.ndarray, objective: np.ndarray, notion: str, gap: float) ->
     rules = np.concatenate([known, constant])
     best = best_mixture(rules, np.zeros(len(rules), dtype=int), objective, rates, gap)
     allowance = gap * float(np.maximum(best.prices, 0).sum())
-    return Search(best.shares, priced(objective, rates, best.prices), best.prices, best.value, allowance)
+    return MixtureStep(best.shares, apply_prices(objective, rates, best.prices), best.prices, best.value, allowance)
 
 
 class RuleMixture(NamedTuple):
-    """Rules for any number of classes, of which each row draws one."""
+    """The rules for any number of classes; each row draws one of them."""
 
     weights: np.ndarray
-    """[M, G, C, C]; all 0: the most probable class."""
+    """Weights of each rule [M, G, C, C]; all 0: the most probable class."""
     shares: np.ndarray
-    """[M]."""
+    """Probability of each rule [M]."""
 
 
 # -- rows in one place -------------------------------------------------------------------------------------------------
 
 
 class BinnedRows:
-    """Rows of two classes that are counted by group, label and bin of the score [G, 2, B]: a client's, or all."""
+    """The rows of one or all clients for two classes, counted by group, label and bin of the score [G, 2, B]."""
 
     def __init__(self, counts: np.ndarray, *, notion: str, calibration: str) -> None:
-        self.counts, self.mass = counts, calibrated(counts, calibration)
+        self.counts, self.mass = counts, calibrate(counts, calibration)
         self.judged = self.mass if calibration == "none" else counts
-        """What gap and accuracy are counted by: the labels, or those that the scores expect."""
+        """Mass for gap and accuracy: by the actual labels, or by those expected from the scores."""
         self.rates = rates_of(notion, self.judged.sum(-1))
 
     def best(self, weights: np.ndarray, gap: float) -> Thresholds:
-        """The best rule with these weights [G, 2, 2] within the gap. Weights that are all 0 ask for accuracy, and for
-        the decisions as they are where these keep the gap, and of groups that it does not speak of."""
+        """Return the best rule with these weights [G, 2, 2] within the gap. If all weights are 0, maximise accuracy;
+        decisions stay unchanged if they meet the gap, and for groups that it does not compare."""
         own = own_decisions(*self.counts.shape[::2])
         moves = None
         if weights.any():
@@ -302,16 +300,16 @@ class BinnedRows:
         return fit_thresholds(self.mass, weights, self.rates, gap, moves)
 
     def confusion(self, rule: Thresholds) -> np.ndarray:
-        """[2, G, 2, 2]: what gap and accuracy are judged by, and the actual labels'."""
+        """Return the confusion counts [2, G, 2, 2] for gap and accuracy, and by the actual labels."""
         return np.stack([confusion_of(rule.accept, self.judged), confusion_of(rule.accept, self.counts)])
 
-    def mixed(self, rules: list[Thresholds], shares: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The acceptance [G, B] of rules with these shares."""
+    def mix(self, rules: list[Thresholds], shares: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the acceptance [G, B] of rules with these shares."""
         return (np.tensordot(shares, np.stack([rule.accept for rule in rules]), 1).clip(0, 1),)
 
 
 class ScoredRows:
-    """Rows with a probability of every class and a label [n, C] each, and a group; a negative one: no row."""
+    """The rows of a client, with the probability of each class and a label [n, C], and a group (negative: no row)."""
 
     def __init__(
         self,
@@ -329,9 +327,9 @@ class ScoredRows:
         self.groups, self.notion, self.steps = groups, notion, steps
 
     def best(self, weights: np.ndarray, gap: float) -> RuleMixture:
-        """As in `BinnedRows`, by column generation where the gap bounds anything."""
+        """Return the best rule, as in `BinnedRows`, by column generation if the gap is a restriction."""
         asked = [np.zeros_like(weights), weights]
-        known = [self._counted(self.judged, each) for each in asked]
+        known = [self._count(self.judged, each) for each in asked]
         mass = known[0].sum(-1)
         rates = rates_of(self.notion, mass)
         at_first = int(weights.any())
@@ -340,7 +338,7 @@ class ScoredRows:
         objective, bound = weights if at_first else accuracy_weights(mass), np.inf
         for _ in range(self.steps):
             found = search(np.stack(known), objective, self.notion, gap)
-            response = self._counted(self.judged, found.weights)
+            response = self._count(self.judged, found.weights)
             bound = min(bound, float((found.weights * response).sum()) + found.allowance)
             if bound - found.value <= MET * np.abs(objective).max():
                 break
@@ -350,18 +348,19 @@ class ScoredRows:
         return RuleMixture(rules[shares > 0], shares[shares > 0])
 
     def confusion(self, rule: RuleMixture) -> np.ndarray:
+        """Return the confusion counts [2, G, C, C] for gap and accuracy, and by the actual labels."""
         return np.stack([self._mean(labels, rule) for labels in (self.judged, self.label)])
 
-    def mixed(self, rules: list[RuleMixture], shares: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The weights [M, G, C, C] and shares [M] of a mixture of mixtures. M is one more than confusion counts have
-        entries: that many rules suffice for any (Caratheodory)."""
+    def mix(self, rules: list[RuleMixture], shares: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the weights [M, G, C, C] and shares [M] of a mixture of mixtures. M is the number of entries of
+        confusion counts plus one: that many rules suffice for any mixture (Caratheodory)."""
         from scipy.optimize import linprog
 
         weights = np.concatenate([rule.weights for rule in rules])
         share = np.concatenate([part * rule.shares for part, rule in zip(shares, rules, strict=True)])
         most = weights[0].size + 1
         if len(share) > most:
-            flat = np.stack([self._counted(self.judged, each).ravel() for each in weights], 1)
+            flat = np.stack([self._count(self.judged, each).ravel() for each in weights], 1)
             equal = np.vstack([flat / max(flat.max(), 1.0), np.ones(len(share))])
             found = linprog(np.zeros(len(share)), A_eq=equal, b_eq=equal @ share, method="highs-ds")
             if not found.success:
@@ -370,13 +369,13 @@ class ScoredRows:
         room = most - len(share)
         return np.pad(weights, [(0, room), (0, 0), (0, 0), (0, 0)]), np.pad(share / share.sum(), (0, room))
 
-    def _counted(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """M [G, C, C] of the decisions with these weights; all 0: of the most probable classes."""
+    def _count(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return M [G, C, C] of the decisions with these weights; all 0: of the most probable classes."""
         scores = np.einsum("ny,nyj->nj", self.eta, weights[self.s]) if weights.any() else self.eta
         confusion = np.zeros((self.groups, *weights.shape[1:]))
         np.add.at(confusion.swapaxes(1, 2), (self.s, scores.argmax(1)), labels)
         return confusion
 
     def _mean(self, labels: np.ndarray, rule: RuleMixture) -> np.ndarray:
-        counted = np.stack([self._counted(labels, weights) for weights in rule.weights])
+        counted = np.stack([self._count(labels, weights) for weights in rule.weights])
         return np.tensordot(rule.shares, counted, 1)

@@ -1,4 +1,4 @@
-"""The two rules of post-processing: what each group's decisions or scores are changed by, from sums over its rows."""
+"""The two rules of post-processing: each group's change of decisions or scores, from sums over its rows."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from torch import Tensor
 from equifed.methods._ties import first_least
 
 ROUNDING = 1e-11
-"""Probabilities may lie outside 0..1 by this much before they are cut: rounding, not infeasibility."""
+"""Largest rounding error of a probability outside 0..1 that still counts as feasible."""
 
 
 def equal_odds(counts: Tensor) -> Tensor:
-    """(p, q) of each group [G, 2] from counts by group, label and decision [G, 2, 2]: the linear programme's optimum.
+    """Return (p, q) of each group [G, 2], the linear programme's optimum, from counts by group, label and decision
+    [G, 2, 2].
 
-    What group g can reach by p and q is the parallelogram with the corners (0, 0), (FPR, TPR), (1, 1), (1-FPR, 1-TPR)
-    in the plane of (F, T), and the error is linear there. So the optimum lies at a corner of the intersection of all
-    parallelograms: a corner of one of them, or where two of their edges meet. These are few, and all are tried, which
-    is exact, needs no solver, and so can run where the rows are. (0, 0) and (1, 1) lie in all of them: there always is
-    a solution. Groups without both labels have no rates and stay as they are; so do all when fewer than two are left.
+    With p and q group g can reach the parallelogram with the corners (0, 0), (FPR, TPR), (1, 1), (1-FPR, 1-TPR) in the
+    plane of (F, T), and the error is linear there. So the optimum is a corner of the intersection of all
+    parallelograms: a corner of one of them, or an intersection of two edges. These are few, and all are tried, which is
+    exact and needs no solver, so that it can run at a client. (0, 0) and (1, 1) are in all of them: there is always a
+    solution. Groups without both labels have no rates and stay unchanged; so do all if fewer than two groups are left.
     """
     number = counts.sum(-1)
     usable = (number > 0).all(-1)
@@ -32,14 +33,14 @@ def equal_odds(counts: Tensor) -> Tensor:
     F, T = points[:, None, 0], points[:, None, 1]
     fpr, tpr = rate[:, 0], rate[:, 1]
     det = tpr - fpr
-    flat = det.abs() < ROUNDING  # decisions without information: only F = T can be reached, by a coin
+    flat = det.abs() < ROUNDING  # decisions without information reach only F = T, by chance
     scale = torch.where(flat, torch.ones_like(det), det)
     p = torch.where(flat, T, (T * (1 - fpr) - F * (1 - tpr)) / scale)
     q = torch.where(flat, T, (F * tpr - T * fpr) / scale)
     reached = (torch.minimum(p, q) >= -ROUNDING) & (torch.maximum(p, q) <= 1 + ROUNDING)
     reached &= ~flat | ((T - F).abs() < ROUNDING)
 
-    # the error is that of the groups which have rates
+    # the error of the groups with rates
     weight = number * usable[:, None]
     error = points[:, 0] * weight[:, 0].sum() + (1 - points[:, 1]) * weight[:, 1].sum()
     best = first_least(torch.where((reached | ~usable).all(1), error, torch.inf), ROUNDING)[None]
@@ -49,7 +50,7 @@ def equal_odds(counts: Tensor) -> Tensor:
 
 
 def _crossings(start: Tensor, along: Tensor) -> Tensor:
-    """Where the lines start + t along meet, all pairs of them [M * M, 2]; (0, 0) for parallel ones."""
+    """Return the intersections of all pairs of lines start + t along [M * M, 2]; (0, 0) for parallel ones."""
     a, da, b, db = start[:, None], along[:, None], start[None], along[None]
     cross = da[..., 0] * db[..., 1] - da[..., 1] * db[..., 0]
     parallel = cross.abs() < ROUNDING
@@ -60,11 +61,10 @@ def _crossings(start: Tensor, along: Tensor) -> Tensor:
 
 
 def equal_cost(sums: Tensor, cost: str) -> Tensor:
-    """(m, base rate) of each group [G, 2] from (rows, sum of scores) by group and label [G, 2, 2].
+    """Return (m, base rate) of each group [G, 2] from (rows, sum of scores) by group and label [G, 2, 2].
 
-    A group without both labels has no cost and stays as it is. One whose base rate costs it less than the highest cost
-    cannot be brought up to it and gets m = 1, the nearest it can come; one that its base rate would not bring up at all
-    gets 0.
+    A group without both labels has no cost and stays unchanged. If the cost of its base rate is below the highest cost,
+    a group cannot reach that and gets m = 1, the nearest value; if its base rate does not raise its cost, it gets 0.
     """
     number, score = sums[..., 0], sums[..., 1]
     usable = (number > 0).all(-1)

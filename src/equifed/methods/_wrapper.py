@@ -1,4 +1,4 @@
-"""Wrappers: a method around a method. What a wrapper does not change, it takes from the method inside."""
+"""Wrappers: methods around another method. A wrapper takes everything that it does not change from the inner method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from equifed.errors import ConfigError
-from equifed.protocol import Data, Knob, Method, Phase, Record, Task, wrapped
+from equifed.protocol import Data, Knob, Method, Phase, Record, Task, wrap_work
 from equifed.tree import Tree
 
 
@@ -19,9 +19,9 @@ class Around(NamedTuple):
     """The state of the server, or of a client, under a wrapper."""
 
     inner: Any
-    """Its state in the method inside."""
+    """State of the inner method."""
     own: Record
-    """What the wrapper keeps beside it, by name."""
+    """State of the wrapper, by name."""
 
 
 class _Derived:
@@ -30,7 +30,7 @@ class _Derived:
 
     def __get__(self, method: Method | None, kind: type[Method]) -> Any:
         if method is None:
-            fields = kind.__dict__.get("__dataclass_fields__", {}).values()  # none while the class is being made
+            fields = kind.__dict__.get("__dataclass_fields__", {}).values()  # none while the class is created
             if not fields or any(field.default is dataclasses.MISSING for field in fields):
                 return self
             method = kind()
@@ -38,17 +38,17 @@ class _Derived:
 
 
 def derived(value: Callable[[Any], Any]) -> Any:
-    """A class attribute of methods that is computed from an instance, such as a wrapper's from the method inside. Of a
-    class whose fields all have defaults it is that of the instance with these."""
+    """Return a class attribute of methods that is computed from an instance, such as a wrapper's from its inner method.
+    The attribute of a class itself is that of the instance with all defaults, if each field has one."""
     return _Derived(value)
 
 
 @dataclass(frozen=True)
 class Wrapper(Method):
-    """Base of methods around another: hyper-parameters, phases and states are those inside, and its own beside them."""
+    """The base of methods around another: hyperparameters, phases and states of the inner method, and its own."""
 
     suffix: ClassVar[str] = ""
-    """What follows the name of the method inside."""
+    """Suffix of the inner method's name."""
     citation: ClassVar[str] = ""
     """The wrapper's paper, in one line."""
     name: ClassVar[str] = derived(lambda self: f"{self.inner.name}{self.suffix}")
@@ -65,23 +65,23 @@ class Wrapper(Method):
     sweepable: ClassVar[bool] = derived(attrgetter("inner.sweepable"))
 
     fit_reveals: ClassVar[str] = ""
-    """What the wrapper's own sums reveal besides."""
+    """Information that the wrapper's own sums disclose."""
 
     inner: Method = dataclasses.field(metadata={"hyper": False})
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Method):
             raise ConfigError(
-                f"{type(self).__name__} goes around a method such as equifed.methods.FedAvg(), got {self.inner!r}."
+                f"{type(self).__name__} wraps a method such as equifed.methods.FedAvg(), got {self.inner!r}."
             )
         shared = self.inner.hyper.keys() & super().hyper.keys()
         if shared:
             raise ConfigError(
-                f"{self.name}: {self.inner.name} and {type(self).__name__} both have a hyper-parameter "
+                f"{self.name}: {self.inner.name} and {type(self).__name__} both have a hyperparameter "
                 f"{', '.join(sorted(shared))}. Give it another name in one of them."
             )
 
-    # -- hyper-parameters ----------------------------------------------------------------------------------------------
+    # -- hyperparameters -----------------------------------------------------------------------------------------------
 
     @property
     def parts(self) -> tuple[Method, ...]:
@@ -117,7 +117,7 @@ class Wrapper(Method):
         return tuple(self.around(phase) for phase in self.inner.final)
 
     def around(self, phase: Phase) -> Phase:
-        """A phase of the method inside, on its part of the states."""
+        """Return a phase of the inner method that works on its part of the states."""
 
         def after(down: Record, state: Around, reply: Record, inner: Tree) -> tuple[Record, Around]:
             return reply, state._replace(inner=inner)
@@ -125,7 +125,7 @@ class Wrapper(Method):
         def server(server: Around, replies: Record, validation: Data | None) -> Around:
             return server._replace(inner=phase.server(server.inner, replies, validation))
 
-        return dataclasses.replace(phase, client=wrapped(phase.client, after, attrgetter("inner")), server=server)
+        return dataclasses.replace(phase, client=wrap_work(phase.client, after, attrgetter("inner")), server=server)
 
     @property
     def summed(self) -> Method | None:
@@ -145,11 +145,11 @@ class Wrapper(Method):
         return Around(self.inner.init_client(task, parameters), self.own_client(task, parameters))
 
     def own_server(self, task: Task, parameters: Tree) -> Record:
-        """What the wrapper keeps at the server, before round 1; on the device of the parameters."""
+        """Return the wrapper's own state at the server before round 1, on the device of the parameters."""
         return {}
 
     def own_client(self, task: Task, parameters: Tree) -> Record:
-        """What the wrapper keeps at a client."""
+        """Return the wrapper's own state at a client."""
         return {}
 
     def sent(self, server: Around, names: tuple[str, ...]) -> Record:
@@ -160,7 +160,7 @@ class Wrapper(Method):
         return Around(self.inner.received(fields), fields)
 
     def model_of(self, server: Around, clients: Any) -> Tree:
-        # what clients keep may be elsewhere
+        # clients may be empty: their states may not be available
         return self.inner.model_of(server.inner, clients.inner if clients else ())
 
     # -- use -----------------------------------------------------------------------------------------------------------
@@ -191,20 +191,20 @@ class Wrapper(Method):
         return self.inner.converged(server.inner)
 
 
-def uncertain(chances: Tensor) -> bool:
-    """Whether one of these probabilities leaves something to chance."""
+def has_chance(chances: Tensor) -> bool:
+    """Return True if any of these probabilities is neither 0 nor 1."""
     return bool(((chances > 0) & (chances < 1)).any())
 
 
 @dataclass(frozen=True)
 class PostProcessing(Wrapper):
-    """Base of rules that change the predictions of a trained method, and are fitted after its last round."""
+    """The base of rules that change the predictions of a trained method and are fitted after its last round."""
 
     adjusts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.inner, Method) and self.inner.adjusts:
             raise ConfigError(
-                f"{self.name}: {self.inner.name} is post-processed already. Name one rule after the plus."
+                f"{self.name}: {self.inner.name} is already post-processed. Give one rule after the plus."
             )
         super().__post_init__()

@@ -4,7 +4,7 @@ min over theta, max over the simplex of a:  sum_k a_k F_k(theta)
 
 client k:  F_k = loss of theta on its rows;  theta_k = theta after local training
 server:    theta <- theta + sum_k a_k (theta_k - theta) / sum_k a_k
-           a <- projection of a + gamma F on the simplex,  F at the theta that came down;  a = n_k / n at the start
+           a <- projection of a + gamma F on the simplex,  F at the theta that was sent;  a = n_k / n at the start
            `average`: the result is the mean of theta after rounds 1, ..., t
 
 The paper takes one gradient step a round: `Local(epochs=1, batch_size=None)`.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._by_loss import CLIENTS, moved, weighing
+from equifed.methods._by_loss import CLIENTS, loss_phase, move_theta
 from equifed.methods._wrapper import derived
 from equifed.methods.fedminmax import project
 from equifed.methods.hyper import hyper
@@ -35,9 +35,9 @@ class Server(NamedTuple):
     rows: Tensor
     """n_k [K]."""
     t: Tensor
-    """Rounds so far."""
+    """Number of rounds so far."""
     before: Tree
-    """The mean of theta after all rounds but the last one; () where it is not asked for."""
+    """The mean of theta after all rounds but the last; () without `average`."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class AFL(Method):
     adversary_rate: float = hyper(0.1, low=0, vanishes=True)
     """gamma: step of the adversary, usually 0.01 to 0.1; 0 leaves the weights as they start."""
     start: str = hyper("rows", choices=("rows", "equal"))
-    """a at the start: "rows", n_k / n, which is FedAvg's, or "equal", 1 / K."""
+    """a at the start: "rows" for n_k / n, as in FedAvg, or "equal" for 1 / K."""
     average: bool = hyper(False)
-    """The result is the mean of the models after all rounds, as in the paper, in place of the last one."""
+    """True: the result is the mean of the models after all rounds, as in the paper; false: the last model."""
 
     @property
     def setup(self) -> tuple[Phase, ...]:
@@ -67,7 +67,7 @@ class AFL(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (weighing(self.step),)
+        return (loss_phase(self.step),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         by_client = tree.zeros(parameters, task.num_clients)
@@ -81,14 +81,14 @@ class AFL(Method):
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         who, present = replies["client"], replies["present"]
-        theta = moved(server.theta, replies, present * server.a.gather(0, who))
+        theta = move_theta(server.theta, replies, present * server.a.gather(0, who))
         answered = present * (replies["rows"] > 0)
         mean = (answered * replies["loss"]).sum() / answered.sum().clamp_min(1)
         # an absent client counts with the mean of the others, which the projection takes off
         F = (mean + torch.zeros_like(server.a)).scatter_add(0, who, answered * (replies["loss"] - mean))
-        # one without any training rows stays without weight
+        # a client without training rows keeps weight 0
         a = project(torch.where(server.rows > 0, server.a + self.adversary_rate * F, -torch.inf))
-        # the first model is in no mean
+        # the initial model is not part of the mean
         before = tree.scale(self.model_of(server, ()), (server.t > 0).to(a.dtype)) if self.average else ()
         return Server(theta, a, server.rows, server.t + 1, before)
 
@@ -98,6 +98,6 @@ class AFL(Method):
         return tree.map(lambda m, p: m + (p - m) / server.t.clamp_min(1), server.before, server.theta)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        """How much more the most favoured client counts than its rows do."""
+        """Return the largest ratio of a client's weight to its share of the rows."""
         share = server.rows / server.rows.sum().clamp_min(1)
         return {"largest_weight": torch.where(share > 0, server.a / share.clamp_min(1e-12), 0.0).max()}

@@ -1,7 +1,7 @@
 """AgnosticFair (AF): Du, Xu, Wu and Tong, Fairness-aware Agnostic Federated Learning, SDM 2021.
 
-A model that stays accurate and fair when the test rows come from another mixture of the training rows. An adversary
-weighs the rows, w(x) = sum_j a_j k(x, r_j) with a Gaussian kernel k at reference points r_j, and the model is trained
+A model that stays accurate and fair if the test rows come from another mixture of the training rows. An adversary
+weights the rows, w(x) = sum_j a_j k(x, r_j) with a Gaussian kernel k at reference points r_j, and the model is trained
 against it. With d the signed distance to the decision boundary, s in 0..1 and its mean sbar, a round is
 
 adversary:  maximise (1/n) sum_i w_i loss_i  over 0 <= a <= B
@@ -45,7 +45,7 @@ from equifed.protocol import (
 from equifed.tree import Tree
 
 WIDEST, WIDE = 1e6, 100.0
-"""More than the norm of a row's features ever is; more than it is at a client where others' are not as large."""
+"""Largest norm of a row's features; norm of a row's features up to which clients are not compared."""
 
 
 class Server(NamedTuple):
@@ -54,15 +54,15 @@ class Server(NamedTuple):
     sbar: Tensor
     """Mean of s."""
     mean: Tensor
-    """Mean of the features [d]: where the reference points lie."""
+    """Mean of the features [d], the centre of the reference points."""
     std: Tensor
-    """Their standard deviation [d]: how far they spread."""
+    """Standard deviation of the features [d], the spread of the reference points."""
     a: Tensor
     """The adversary's coefficients [J]."""
     uniform: Tensor
-    """1 where no coefficients within the bound weigh the rows with mean 1: then w = 1."""
+    """1 if no coefficients within the bound give weights with mean 1: then w = 1."""
     relaxed: Tensor
-    """1 where the adversary of this round could not keep its fairness constraint, which was left out."""
+    """1 if the adversary of this round could not meet its fairness constraint, which was dropped."""
     unfairness: Tensor
     """|(1/n) sum_i w_i (s_i - sbar) d_i| under the adversary's weights."""
 
@@ -74,24 +74,24 @@ class AgnosticFair(Method):
     name: ClassVar[str] = "agnostic-fair"
     reveals: ClassVar[str] = (
         "mean and deviation of every input, the mean of the sensitive attribute, losses near every reference point, "
-        "and mean gradients: of inputs that one silo alone has, its own; how many rows there are"
+        "and mean gradients (for inputs of a single silo, that silo's); the number of rows"
     )
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     knob: ClassVar[Knob | None] = Knob("penalty", 0.1, 10.0, notions(demographic_parity={}), neutral=0.0)
     sweepable: ClassVar[bool] = False  # the adversary's linear programme
 
     tau: float = hyper(0.05, low=0)
-    """The largest covariance of group and distance to the boundary that the adversary may cause."""
+    """Largest covariance of group and distance to the boundary that the adversary may cause."""
     references: int = hyper(20, low=1, high=10_000)
     """J, the number of reference points."""
     bandwidth: float = hyper(2.0, low=1e-6)
     """sigma of the kernel exp(-|x - r|^2 / (2 sigma^2))."""
     bound: float = hyper(5.0, low=0)
-    """B, the largest coefficient of a reference point."""
+    """B, largest coefficient of a reference point."""
     penalty: float = hyper(2.0, low=0)
     """c, the weight of the learner's fairness term."""
     steps: int = hyper(10, low=1, high=1_000_000)
-    """Full gradient steps of the learner per round, an exchange each."""
+    """Full gradient steps of the learner per round, one exchange each."""
     step_size: float = hyper(0.1, low=0)
     """The learner's step."""
 
@@ -120,7 +120,8 @@ class AgnosticFair(Method):
 
     @property
     def bounds(self) -> dict[str, Bound]:
-        """A row adds to every reference point's sum, with a weight of 0 to 1; a logit is as large as its loss."""
+        """The bounds of `weigh`: a row adds to every reference point's sum, with a weight of 0 to 1; a logit is as
+        large as its loss."""
         root = math.sqrt(self.references)
 
         def worst(task: Task) -> float:
@@ -143,7 +144,7 @@ class AgnosticFair(Method):
         a = zero.expand(self.references).clone()
         return Server(parameters, zero, origin, origin + 1, a, zero + 1, zero, zero + torch.nan)
 
-    # -- before round 1: where the rows lie ----------------------------------------------------------------------------
+    # -- before round 1: mean and spread of the rows -------------------------------------------------------------------
 
     def describe(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         known, s = data.known, data.s.to(data.x.dtype)
@@ -159,7 +160,7 @@ class AgnosticFair(Method):
     # -- the adversary -------------------------------------------------------------------------------------------------
 
     def kernel(self, down: Record, data: Data) -> Tensor:
-        """k(x_i, r_j) [n, J]."""
+        """Return k(x_i, r_j) [n, J]."""
         points = down["mean"] + down["std"] * data.draws["references"]
         # |x - r|^2 = |x|^2 + |r|^2 - 2 x.r, without the differences [n, J, d]
         distance = data.x.square().sum(-1, keepdim=True) + points.square().sum(-1) - 2 * data.x @ points.T
@@ -168,7 +169,7 @@ class AgnosticFair(Method):
     def weigh(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
         k = self.kernel(down, data)
         loss, d = data.task.row_loss(down["theta"], data.x, data.y), logit(down["theta"], data)
-        # a row of unknown group is neither above nor below the mean
+        # rows of unknown group count as the mean
         centred = torch.where(data.s >= 0, data.s.to(d.dtype) - down["sbar"], 0.0)
         sums = {"loss": loss, "kernel": torch.ones_like(loss), "cov": centred * d}
         return {"rows": data.n} | {name: data.sum(k * values[:, None]) for name, values in sums.items()}, state
@@ -212,10 +213,10 @@ class AgnosticFair(Method):
 
 
 def _features(task: Task) -> int:
-    """How many inputs the model has: reference points have as many."""
+    """Return the number of the model's inputs, which is that of the reference points."""
     first = next(task.module.parameters())
     if first.dim() != 2:
         raise ConfigError(
-            "agnostic-fair places reference points among the inputs, and needs a model of plain features."
+            "agnostic-fair places reference points among the inputs, so it needs a model with plain features as inputs."
         )
     return int(first.shape[1])

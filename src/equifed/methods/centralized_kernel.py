@@ -4,7 +4,7 @@ All rows in one place, regularised with the kernels themselves:
 
 theta minimises  mean loss + lambda HSIC,   HSIC of the batch by its full kernel matrices    (see kernels.py)
 
-It is no federated method: it shows what pooling the data, which is not allowed, would give.
+It is not a federated method: it shows the result of pooling the data, which is not allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CentralizedKernel(FedAvg):
     knob: ClassVar[Knob | None] = KERNEL_KNOB
 
     fairness_weight: float = hyper(1.0, low=0)
-    """lambda: the weight of the dependence."""
+    """lambda: weight of the dependence."""
     kernel_width: float = hyper(1.0, low=1e-6)
     """sigma of the Gaussian kernels."""
 

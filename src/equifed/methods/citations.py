@@ -1,4 +1,4 @@
-"""How to cite a method, the first paragraph of its module and its entry in references.bib, or a robust rule."""
+"""Citations of methods, from the first paragraph of their modules and references.bib, and of robust rules."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from equifed.protocol import Method
 
 
 class Citation(NamedTuple):
+    """The citation of one or more papers."""
+
     plain: str
-    """One line; empty for a method that has no paper."""
+    """One line; empty for a method without a paper."""
     bibtex: str
-    """Empty where references.bib has no entry."""
+    """BibTeX entries; empty if references.bib has none."""
 
 
 def citation(method: Method) -> Citation:
-    """All its papers as one; see `citations`."""
+    """Return the citation of all papers of a method; see `citations`."""
     papers = citations(method)
     entries = [paper.bibtex for paper in papers if paper.bibtex]
     return Citation("; ".join(paper.plain for paper in papers), "\n\n".join(entries))
 
 
 def citations(method: Method) -> list[Citation]:
-    """The papers of a method: one or none for each of the parts that it is composed of."""
+    """Return the papers of a method: at most one for each of its parts."""
     return [paper for paper in map(_paper, method.parts) if paper.plain or paper.bibtex]
 
 
@@ -43,11 +45,11 @@ RULES: dict[str, str] = {
     ),
     "clipped-mean": "Sun et al., Can You Really Backdoor Federated Learning?, arXiv:1911.07963, 2019.",
 }
-"""The papers of the robust rules."""
+"""Papers of the robust rules."""
 
 
 def rule_citation(rule: str) -> Citation:
-    """The paper of a robust rule."""
+    """Return the paper of a robust rule."""
     return Citation(RULES[rule], _entries()[rule])
 
 
@@ -55,14 +57,14 @@ def _paper(part: Method) -> Citation:
     if isinstance(part, Wrapper):
         return Citation(part.citation, _entries().get(part.suffix[1:], ""))
     first = inspect.cleandoc(sys.modules[type(part).__module__].__doc__ or "").split("\n\n")[0]
-    # a module's first paragraph is a citation when it names a year or an arXiv number
+    # a module's first paragraph is a citation if it has a year or an arXiv number
     named = re.search(r"\b(19|20)\d\d\b|arXiv:", first)
     return Citation(" ".join(first.split()) if named else "", _entries().get(part.name, ""))
 
 
 @cache
 def _entries() -> dict[str, str]:
-    """references.bib by method, without the line that names the methods."""
+    """Return the entries of references.bib by method, without their `methods` lines."""
     text = resources.files("equifed.methods").joinpath("references.bib").read_text(encoding="utf-8")
     entries: dict[str, str] = {}
     for entry in re.findall(r"^@.*?^}", text, re.MULTILINE | re.DOTALL):

@@ -3,13 +3,13 @@
 CVaR_rho = mean loss of the worst share rho of all clients' rows  =  min over tau:  tau + mean of (loss - tau)_+ / rho
 
 client k:  counts its rows by their loss under theta
-server:    tau = the loss that a share rho of all rows lies above, from the summed counts
+server:    tau = the loss that a share rho of all rows exceeds, from the summed counts
 client k:  theta_k minimises  mean of (1 - w) loss + w (loss - tau)_+ / rho  over its rows
 server:    as FedAvg
 
-tau lies in a bin of the counts, [low, high), of which the tail takes the share f:  (loss - tau)_+ is
-f (loss - low)_+ + (1 - f) (loss - high)_+, so that the slopes of all rows add up to n under theta. No group is
-asked for: the mean loss of the tail is an upper bound of that of every group with at least rho of the rows.
+tau is in a bin of the counts, [low, high), of which the tail takes the share f:  (loss - tau)_+ is
+f (loss - low)_+ + (1 - f) (loss - high)_+, so that the slopes of all rows add up to n under theta. It needs no groups:
+the mean loss of the tail is an upper bound of that of every group with at least a share rho of the rows.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree
 
 PER_OCTAVE, SMALLEST, OCTAVES = 16, -16, 40
-"""Bins are from 2^-16 to 2^24, each 4 % wide, with one below and one above."""
+"""Bins of losses, from 2^-16 to 2^24: the number per octave, the lowest octave, the number of octaves. Each is 4 %
+wide; there is one more below and one above."""
 
 
 class Server(NamedTuple):
     theta: Tree
     """theta, the global model."""
     low: Tensor
-    """The bin that tau lies in: its lower end,"""
+    """Lower end of the bin of tau."""
     high: Tensor
-    """its upper end,"""
+    """Upper end of the bin of tau."""
     f: Tensor
-    """and the share of its rows that the tail takes."""
+    """Share of the bin's rows in the tail."""
 
 
 @dataclass(frozen=True)
 class CVaR(FedAvg):
-    """Minimise the loss of the worst share of all rows, whoever they are: fairness without a sensitive attribute."""
+    """Minimise the loss of the worst share of all rows: fairness without a sensitive attribute."""
 
     name: ClassVar[str] = "cvar"
-    reveals: ClassVar[str] = f"{MEAN_UPDATE}; how the losses of all rows are distributed, to 4 %"
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; the distribution of the losses of all rows, to 4 %"
     parent: ClassVar[str] = "fedavg"
 
     rho: float = hyper(0.5, low=1e-3, high=1)
-    """The share of rows in the tail: the smallest group that is looked after; 1 gives FedAvg."""
+    """Share of rows in the tail, and so the smallest share of a group that is protected; 1 gives FedAvg."""
     tail_weight: float = hyper(0.5, low=0, high=1, vanishes=True)
-    """w: weight of the tail's loss beside that of all rows; 0 gives FedAvg, 1 the tail alone."""
+    """w: weight of the tail's loss relative to that of all rows; 0 gives FedAvg, 1 the tail alone."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -75,7 +76,7 @@ class CVaR(FedAvg):
         f = (tail - (from_here.gather(0, tau).squeeze(0) - inside)) / inside.clamp_min(1)
         ends = edges(histogram)
         low, high = (ends.gather(0, tau + i).squeeze(0) for i in (0, 1))
-        # a tail of all rows keeps them, however small their losses become
+        # a tail of all rows contains them however small their losses become
         return server._replace(low=torch.where(tail >= rows, 0.0, low), high=high, f=f)
 
     def loss(self, theta: Tree, context: Tree, batch: Data) -> Tensor:
@@ -88,12 +89,13 @@ class CVaR(FedAvg):
 
 
 def edges(like: Tensor) -> Tensor:
-    """The ends of all bins, one more than there are."""
+    """Return the edges of all bins, one more than there are bins."""
     between = torch.arange(OCTAVES * PER_OCTAVE + 1, device=like.device, dtype=like.dtype) / PER_OCTAVE + SMALLEST
     return pad(pad(torch.exp2(between), (1, 0)), (0, 1), value=1e30)
 
 
 def count(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
+    """Reply the numbers of rows by loss."""
     losses = data.task.row_loss(down["theta"], data.x, data.y)
     ends = edges(losses)
     bins = torch.bucketize(data.masked(losses), ends[1:-1], right=True)

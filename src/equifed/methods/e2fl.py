@@ -4,15 +4,15 @@ client k of group q:  theta^s[R_g] = sort(theta^s);  train the scores by edge-po
 server:               R_{g,q} = VOTE{R_k : k of group q};   R_g = VOTE{R_{g,q} : q}
 
 Every group has one vote, however many clients it has, and a group without a participant votes as before. Clients of
-group q use the edges that R_{g,q} keeps. Where groups are unknown, they are inferred
+group q use the edges that R_{g,q} keeps. If groups are unknown, they are inferred
 
 rank-clustering  once, by the server: k-means of all clients' first rankings under Spearman's footrule, centres by VOTE
 lowest-loss      every round, by the client:  argmin_q F_k(theta^w * M_q), M_q the mask of R_{g,q}
 one-shot         argmin_q dH/d alpha_q at alpha = 1/Q, H the entropy of the outputs of theta^w * sum_q alpha_q M_q
 binary           the same, repeatedly, keeping the half of the masks with the smaller derivatives
 
-The votes within groups are sums: to have the server see nothing else, a client sends positions for every group, zero
-but for its own, in 8 bytes per edge and group (`summed`). Rank clustering compares single rankings, and cannot.
+The votes within groups are sums: so that the server sees only these, a client sends positions for every group, zero
+except for its own, in 8 bytes per edge and group (`summed`). Rank clustering cannot: it compares single rankings.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from equifed.methods import _supermask as supermask
 from equifed.methods._cells import one_hot
 from equifed.methods._ties import first_least
 from equifed.methods.hyper import hyper
-from equifed.methods.ifca import KNOWN_GROUPS, Client, choosing, fewest, lowest_loss, nobody
-from equifed.protocol import YES_OR_NO, Bound, Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
+from equifed.methods.ifca import KNOWN_GROUPS, Client, choice_phase, lowest_loss, smallest_sum, ungrouped
+from equifed.protocol import YES_OR_NO, Bound, Data, LocalTraining, Method, Phase, Record, Start, Task, ignore_replies
 from equifed.tree import Tree
 
 CODECS: dict[str, CodecName] = {"R": "ranking", "ranking": "ranking", "M_q": "mask"}
 MAX_ITERATIONS = 20
-"""Of k-means over rankings."""
+"""Largest number of iterations of k-means over rankings."""
 
 
 class Server(NamedTuple):
@@ -55,23 +55,23 @@ class Server(NamedTuple):
     w: Tree
     """theta^w, the weights."""
     assigned: Tensor
-    """Each client's group by rank clustering [N]; -1 where there is none."""
+    """Each client's group by rank clustering [N]; -1 for none."""
     voters: Tensor
-    """Clients that voted in each group in the last round [Q]."""
+    """Number of clients that voted in each group in the last round [Q]."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How clients come by their groups."""
+    """The way in which clients get their groups."""
 
     count: Callable[[Task], int] | None = None
-    """How many groups the data has; none: they are inferred, as many as `num_groups` says."""
+    """Number of groups in the data. None: `num_groups` groups are inferred."""
     infer: Callable[[Tree, Tree, Data], Tensor] | None = None
-    """(M_q, theta^w, data) -> group: every client chooses, in every round, the mask that suits its rows."""
+    """(M_q, theta^w, data) -> group: each client chooses, in every round, the best mask for its rows."""
     setup: Callable[[E2FL], tuple[Phase, ...]] = lambda method: ()
     """Exchanges by which clients learn their groups before round 1."""
     of_rows: bool = False
-    """A client has a ranking, and a vote, in every group of which it has rows."""
+    """True if a client has a ranking and a vote in each group of its rows."""
 
 
 @dataclass(frozen=True)
@@ -80,28 +80,28 @@ class E2FL(Method):
 
     name: ClassVar[str] = "e2fl"
     reveals: ClassVar[str] = (
-        "how important every edge is to the silos of each group together, and how many voted in it: of a single one, "
-        "its ranking"
+        "the importance of every edge to the silos of each group together, and the number of votes in it: for a group "
+        "with a single voter, its ranking"
     )
     predicts_with: ClassVar[tuple[str, ...]] = ("theta", "M_q", "w")
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
     personal: ClassVar[bool] = True
 
     keep: float = hyper(0.5, low=0, high=1)
-    """k: the share of a layer's edges that remain; at least one does."""
+    """k: share of a layer's edges that remain, at least one edge."""
     groups: Literal["known", "sensitive", "rank-clustering", "lowest-loss", "one-shot", "binary"] = hyper(
         "known", choices=("known", "sensitive", "rank-clustering", "lowest-loss", "one-shot", "binary")
     )
-    """Whose vote counts where: clients' known groups; the rows' groups, where a client with rows of several trains and
-    sends a ranking for each; or groups inferred from clients' first rankings, their loss, or their outputs' entropy."""
+    """Groups in which clients vote: their known groups; the rows' groups (a client trains and sends a ranking for each
+    of its rows' groups); or groups inferred from clients' first rankings, their loss, or their outputs' entropy."""
     num_groups: int | None = hyper(None, low=1, high=10_000)
-    """Q, needed where groups are inferred."""
+    """Q, required if groups are inferred."""
     use: Literal["group", "global"] = hyper("group", choices=("group", "global"))
-    """What clients predict with: the ranking of their group (the global one as long as they have none), or the global
+    """Ranking for predictions: that of the client's group (the global one while it has no group), or the global
     ranking, which is "E2FL (GM)"."""
     min_clients: int = hyper(1, low=1)
-    """A group in which fewer clients vote in a round keeps its ranking. With secure sums, 3 keeps the rankings of one
-    or two to themselves."""
+    """Smallest number of voters in a round that changes a group's ranking. With secure sums, 3 protects the rankings of
+    one or two clients."""
 
     @property
     def grouping(self) -> Grouping:
@@ -128,9 +128,9 @@ class E2FL(Method):
             return ()
 
         def group(M_q: Tree, data: Data) -> Tensor:
-            return infer(M_q, supermask.weights(self.seeded(data.initial)), data)
+            return infer(M_q, supermask.weights(self.network_initial(data.initial)), data)
 
-        return (choosing(group, "M_q", codecs=CODECS, initial=True),)
+        return (choice_phase(group, "M_q", codecs=CODECS, initial=True),)
 
     @property
     def summed(self) -> Method | None:
@@ -140,19 +140,19 @@ class E2FL(Method):
 
     @property
     def num_models(self) -> int | None:
-        """Where clients choose among the groups' masks, these have to differ from the start: each has initial scores of
-        its own. The weights, and the global ranking, are those of the first."""
+        """The number of models: if clients choose among the groups' masks, these must differ from the start, so each
+        has its own initial scores. The weights and the global ranking are those of the first."""
         return self.num_groups if self.grouping.infer else None
 
     def count(self, task: Task) -> int:
-        """Q, how many groups there are."""
+        """Return Q, the number of groups."""
         if self.grouping.count:
             return self.grouping.count(task)
         assert self.num_groups is not None, "refused by check"
         return self.num_groups
 
-    def seeded(self, initial: Tree) -> Tree:
-        """The initial parameters of the network itself."""
+    def network_initial(self, initial: Tree) -> Tree:
+        """Return the initial parameters of the network, those of the first model."""
         return initial if self.num_models is None else tree.take(initial, 0)
 
     def check(self, task: Task) -> None:
@@ -161,20 +161,20 @@ class E2FL(Method):
             raise ConfigError(
                 'is "known", which needs each client\'s group, but this federation has no client groups. Give them '
                 '(from_arrays: client_groups=...), or infer them: groups="lowest-loss", num_groups=...; '
-                'groups="sensitive" takes the rows\' groups.',
+                'groups="sensitive" uses the rows\' groups.',
                 key="groups",
             )
         if self.grouping.count:
             if self.num_groups is not None:
                 raise ConfigError(f"must stay None: groups={self.groups!r} come from the data.", key="num_groups")
         elif self.num_groups is None:
-            raise ConfigError(f"must say how many groups there are: {self.groups!r} infers them.", key="num_groups")
+            raise ConfigError(f"must be the number of groups that {self.groups!r} infers.", key="num_groups")
         else:
             check_number("num_groups", self.num_groups, whole=True, low=1)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         supermask.check_initial(self.name, parameters)
-        initial = self.seeded(parameters)
+        initial = self.network_initial(parameters)
         R = supermask.initial_ranking(initial)
         if self.num_models is None:
             R_q = tree.map(lambda order: order.repeat(self.count(task), 1), R)
@@ -188,7 +188,7 @@ class E2FL(Method):
         return Server(theta, R, R_q, supermask.masks(R_q, w, self.keep), w, assigned, voters)
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        return nobody(parameters)
+        return ungrouped(parameters)
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
         if self.use == "global":
@@ -199,7 +199,7 @@ class E2FL(Method):
     # -- clients -------------------------------------------------------------------------------------------------------
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
-        initial = self.seeded(data.initial)
+        initial = self.network_initial(data.initial)
         scores = supermask.scores(down["R"], initial)
         if self.grouping.of_rows:
             scores = tree.map(lambda s: s.expand(data.task.num_groups, *s.shape), scores)
@@ -211,7 +211,7 @@ class E2FL(Method):
 
     def group(self, down: Record, state: Client, data: Data, w: Tree) -> Tensor:
         group = self.grouping.infer(down["M_q"], w, data) if self.grouping.infer else state.group
-        # a client without rows has no vote, and keeps its group
+        # a client without rows does not vote, and keeps its group
         return torch.where(data.n > 0, group, -1)
 
     def reply(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
@@ -234,25 +234,25 @@ class E2FL(Method):
         return self.vote_of_groups(server, voted, votes.sum(0))
 
     def vote_of_groups(self, server: Server, voted: Tree, voters: Tensor) -> Server:
-        """The server after the votes within groups [Q, n], in which so many clients took part [Q]."""
+        """Return the server's state after the votes within groups [Q, n], with `voters` clients [Q]."""
         R_q = tree.where((voters > 0) & (voters >= self.min_clients), voted, server.R_q)
         # every group has one vote
         R = tree.take(supermask.vote(R_q, torch.ones(1, len(voters), device=voters.device)), 0)
         return self.networks(R, R_q, server.w, server.assigned, voters)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        return {"fewest_clients": fewest(server.voters, self.min_clients)}
+        return {"fewest_clients": smallest_sum(server.voters, self.min_clients)}
 
 
 @dataclass(frozen=True)
 class SummedE2FL(E2FL):
-    """E2FL by the sums of positions within groups; if one can be over too few clients, they count themselves before."""
+    """E2FL by sums of positions within groups; with `min_clients` above 1, the voters are counted first."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
         (phase,) = super().round
         bounds = {"positions": supermask.position_bound(), "votes": YES_OR_NO}
-        count = replace(phase, name="count", up=("votes",), client=self.count_voters, server=self.counted)
+        count = replace(phase, name="count", up=("votes",), client=self.count_voters, server=self.store_voters)
         train = LocalTraining(self.add_votes, self.loss, self.start)
         add = replace(phase, up=("positions", "votes"), client=train, server=self.add_up)
         if self.min_clients > 1:
@@ -261,15 +261,15 @@ class SummedE2FL(E2FL):
         return tuple(replace(phase, gather="sum", bounds=bounds) for phase in used)
 
     def votes(self, down: Record, state: Client, data: Data, w: Tree) -> Tensor:
-        """1 for the groups in which the client votes [Q]."""
+        """Return 1 for the groups in which the client votes, else 0 [Q]."""
         if self.grouping.of_rows:
             return has_rows_of_groups(data).to(data.mask.dtype)
         return one_hot(self.group(down, state, data, w), self.count(data.task), data.mask)
 
     def count_voters(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
-        return {"votes": self.votes(down, state, data, supermask.weights(self.seeded(data.initial)))}, state
+        return {"votes": self.votes(down, state, data, supermask.weights(self.network_initial(data.initial)))}, state
 
-    def counted(self, server: Server, replies: Record, validation: Data | None) -> Server:
+    def store_voters(self, server: Server, replies: Record, validation: Data | None) -> Server:
         return server._replace(voters=replies["votes"])
 
     def add_votes(self, scores: Tree, down: Record, state: Client, data: Data, w: Tree) -> tuple[Record, Client]:
@@ -279,23 +279,25 @@ class SummedE2FL(E2FL):
         return {"positions": supermask.votes(reply["ranking"], added), "votes": votes}, state
 
     def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        return self.vote_of_groups(server, supermask.elected(replies["positions"]), replies["votes"])
+        return self.vote_of_groups(server, supermask.elect(replies["positions"]), replies["votes"])
 
 
 def has_rows_of_groups(data: Data) -> Tensor:
-    """In which groups a client has a vote where it has rows of several [Q]."""
+    """Return True for the groups of which a client has rows [Q]."""
     return torch.stack([data.where(data.s == g).n > 0 for g in range(data.task.num_groups)])
 
 
 def votes_within(order: Tensor, votes: Tensor) -> Tensor:
-    """VOTE within each group, of clients that sent a ranking per group: [K, Q, n], votes [K, Q] -> [Q, n]."""
-    return supermask.sorted_by((votes.double()[..., None] * supermask.positions(order)).sum(0))
+    """Return VOTE within each group, from clients' rankings per group: [K, Q, n], votes [K, Q] -> [Q, n]."""
+    return supermask.rank_by((votes.double()[..., None] * supermask.positions(order)).sum(0))
 
 
 # -- groupings ---------------------------------------------------------------------------------------------------------
 
 
-def clustering(method: E2FL) -> tuple[Phase, ...]:
+def clustering_phases(method: E2FL) -> tuple[Phase, ...]:
+    """Return the phases of rank clustering."""
+
     def cluster(server: Server, replies: Record, validation: Data | None) -> Server:
         there = (replies["present"] > 0) & (replies["rows"] > 0)
         groups = rank_clusters(replies["ranking"], there, tree.length(server.R_q))
@@ -304,7 +306,7 @@ def clustering(method: E2FL) -> tuple[Phase, ...]:
     rank = LocalTraining(ranking_and_rows, method.loss, method.start)
     return (
         Phase("rank", ("R",), ("ranking", "rows"), rank, cluster, codecs=CODECS, initial=True),
-        Phase("assign", ("assigned",), (), keep_assigned, unchanged, "sum"),
+        Phase("assign", ("assigned",), (), keep_assigned, ignore_replies, "sum"),
     )
 
 
@@ -318,18 +320,21 @@ def keep_assigned(down: Record, state: Client, data: Data) -> tuple[Record, Clie
 
 
 def by_loss(M_q: Tree, w: Tree, data: Data) -> Tensor:
+    """Return the group with the lowest loss."""
     return lowest_loss(tree.map(torch.mul, M_q, w), data)
 
 
 def by_entropy(M_q: Tree, w: Tree, data: Data) -> Tensor:
+    """Return the group with the smallest derivative of the entropy."""
     return first_least(entropy_slope(torch.ones(tree.length(M_q), device=data.mask.device), M_q, w, data))
 
 
 def by_halving(M_q: Tree, w: Tree, data: Data) -> Tensor:
+    """Return the group that remains after repeatedly halving the masks by the derivative of the entropy."""
     left = tree.length(M_q)
     active = torch.ones(left, device=data.mask.device)
     while left > 1:
-        # keep the ceil(half) of those left with the smallest derivatives
+        # keep the ceil(half) of the remaining ones with the smallest derivatives
         slope = torch.where(active > 0, entropy_slope(active, M_q, w, data), torch.inf)
         left, active = math.ceil(left / 2), torch.zeros_like(active)
         for _ in range(left):
@@ -339,7 +344,7 @@ def by_halving(M_q: Tree, w: Tree, data: Data) -> Tensor:
 
 
 def entropy_slope(active: Tensor, M_q: Tree, w: Tree, data: Data) -> Tensor:
-    """dH/d alpha [Q] at equal alpha over the active masks; H is the mean entropy of their superposition's outputs."""
+    """Return dH/d alpha [Q] at equal alpha over the active masks; H: mean output entropy of their superposition."""
 
     def entropy(alpha: Tensor) -> Tensor:
         mixed = tree.map(lambda mask, w: torch.tensordot(alpha, mask.to(alpha.dtype), dims=1) * w, M_q, w)
@@ -352,11 +357,11 @@ def entropy_slope(active: Tensor, M_q: Tree, w: Tree, data: Data) -> Tensor:
 
 
 def rank_clusters(R: Tree, there: Tensor, count: int) -> Tensor:
-    """k-means of rankings [K, n] under the footrule; the group of each [K], -1 for those that are not `there`.
+    """Return the group of each ranking [K] by k-means of rankings [K, n] under the footrule; -1 if not `there`.
 
-    It starts from the first ranking and, one by one, from the ranking farthest from those taken. Of equally near
-    centres the first is taken. An empty cluster is started anew from the ranking that is farthest from its centre,
-    unless that is no distance at all: with fewer different rankings than clusters, some stay empty.
+    The first centre is the first ranking; each next one is the ranking farthest from all centres so far. Of equally
+    near centres the first is taken. An empty cluster restarts from the ranking that is farthest from its centre, unless
+    that distance is 0: with fewer different rankings than clusters, some stay empty.
     """
     places = tree.map(supermask.positions, R)
     first = tree.pick(places, there.to(torch.int8).argmax())
@@ -385,7 +390,7 @@ def rank_clusters(R: Tree, there: Tensor, count: int) -> Tensor:
 GROUPINGS = {
     "known": Grouping(lambda task: task.num_client_groups, setup=lambda method: (KNOWN_GROUPS,)),
     "sensitive": Grouping(lambda task: task.num_groups, of_rows=True),
-    "rank-clustering": Grouping(setup=clustering),
+    "rank-clustering": Grouping(setup=clustering_phases),
     "lowest-loss": Grouping(infer=by_loss),
     "one-shot": Grouping(infer=by_entropy),
     "binary": Grouping(infer=by_halving),

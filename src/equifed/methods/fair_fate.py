@@ -23,9 +23,9 @@ from torch.func import vmap
 
 from equifed import tree
 from equifed.methods._cells import RATIOS, ratios
-from equifed.methods._ties import above
+from equifed.methods._ties import compare
 from equifed.methods.fedavg import BY_ROWS, MEAN_UPDATE
-from equifed.methods.feddemon import decayed
+from equifed.methods.feddemon import decay_momentum
 from equifed.methods.fedval import OWN_MODEL, own_model
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
@@ -40,8 +40,8 @@ from equifed.protocol import (
     Record,
     Task,
     Update,
-    kept,
     notions,
+    store_replies,
 )
 from equifed.tree import Tree
 
@@ -52,17 +52,17 @@ class Server(NamedTuple):
     v: Tree
     """v, the fair momentum."""
     t: Tensor
-    """t, rounds applied so far."""
+    """t, number of rounds applied so far."""
     T: Tensor
-    """T, rounds planned."""
+    """T, number of planned rounds."""
     beta: Tensor
     """beta_t of the last round."""
     amount: Tensor
     """lambda_t of the last round."""
     fair: Tensor
-    """Clients in the fair set of the last round."""
+    """Number of clients in the fair set of the last round."""
     undefined: Tensor
-    """Clients of the last round whose F_k was undefined, and who were left out of the fair set for that."""
+    """Number of clients left out of the fair set of the last round because F_k was undefined."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class FairFate(Method):
 
     name: ClassVar[str] = "fair-fate"
     reveals: ClassVar[str] = (
-        f"{MEAN_UPDATE}; the mean update and F_k of those who are fair, and how many they are, not who: of a single "
-        "one, its update. The silos see the server's validation rows"
+        f"{MEAN_UPDATE}; the mean update and F_k of the fair silos and their number, but not their names: of a single "
+        "fair silo, its update. The silos see the server's validation rows"
     )
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob(
@@ -91,21 +91,22 @@ class FairFate(Method):
     needs_validation: ClassVar[bool] = True
 
     fairness: str | tuple[str, ...] = hyper("demographic_parity_ratio", choices=RATIOS, several=True)
-    """F: the fairness metric, or several whose mean is taken."""
+    """F: the fairness metric, or the mean of several."""
     beta0: float = hyper(0.9, low=0, high=0.999)
     """Momentum of the first rounds."""
     rho: float = hyper(0.05, low=0)
     """Growth of lambda_t per round."""
     lambda0: float = hyper(0.1, low=0, high=1)
-    """lambda at the start: the weight of the fair update against the plain one."""
+    """lambda at the start: the weight of the fair update relative to the plain one."""
     lambda_max: float = hyper(1.0, low=0, high=1, vanishes=True)
     """MAX, the largest lambda: the trade-off between fairness and accuracy; 0 gives FedAvg."""
     as_published: bool = False
-    """The variant behind the paper's tables, as in its authors' code, instead of its Algorithm 1: F with the defects of
-    their metrics and scaled to 0..1 over the round's models, F_k > F_0 strictly, v divided by 1 - beta_t^t."""
+    """True: the variant behind the paper's tables, as in its authors' code, instead of its Algorithm 1: F with the
+    defects of their metrics and scaled to 0..1 over the round's models, F_k > F_0 strictly, v divided by
+    1 - beta_t^t."""
     min_clients: int = hyper(1, low=1)
-    """A fair set of fewer clients counts as empty. With secure sums, 3 keeps the updates of one or two to
-    themselves."""
+    """Smallest number of clients in a fair set; a smaller set counts as empty. With secure sums, 3 protects the updates
+    of one or two clients."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -114,7 +115,7 @@ class FairFate(Method):
 
     @property
     def summed(self) -> Method | None:
-        # what F_k is scaled to depends on everybody's
+        # F_k is scaled by the values of all clients
         return None if self.as_published else SummedFairFate(**self.hyper)
 
     def init(self, task: Task, parameters: Tree) -> Server:
@@ -129,17 +130,17 @@ class FairFate(Method):
         n = replies["rows"] * present
         alpha_n = tree.weighted_sum(update, n / n.sum().clamp_min(1))
 
-        # alpha_F = sum_fair F_k Delta_k / sum_fair F_k; 0 when nobody is fairer
+        # alpha_F = sum_fair F_k Delta_k / sum_fair F_k; 0 if no client is fairer
         fair, weight, undefined = self.fair_set(server.theta, replies["theta"], present, validation)
         total = torch.where(fair.sum() >= self.min_clients, weight.sum(), 0.0)
         alpha_f = tree.weighted_sum(update, torch.where(total > 0, weight / total, torch.zeros_like(weight)))
-        return self.moved(server, alpha_n, alpha_f, fair.sum(), undefined)
+        return self.move(server, alpha_n, alpha_f, fair.sum(), undefined)
 
-    def moved(self, server: Server, alpha_n: Tree, alpha_f: Tree, fair: Tensor, undefined: Tensor) -> Server:
+    def move(self, server: Server, alpha_n: Tree, alpha_f: Tree, fair: Tensor, undefined: Tensor) -> Server:
         t = server.t + 1
 
         # v <- beta_t v + (1 - beta_t) alpha_F
-        beta = decayed(self.beta0, t, server.T)
+        beta = decay_momentum(self.beta0, t, server.T)
         v = tree.map(lambda old, new: beta * old + (1 - beta) * new, server.v, alpha_f)
 
         # lambda_t = min(lambda0 (1 + rho)^t, MAX);  theta <- theta + lambda_t v + (1 - lambda_t) alpha_N
@@ -151,7 +152,8 @@ class FairFate(Method):
     def fair_set(
         self, theta: Tree, own: Tree, present: Tensor, validation: Data | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Who is at least as fair as the global model [K], their weights F_k [K], and how many had no defined F_k."""
+        """Return True for clients at least as fair as the global model [K], their weights F_k [K], and the number of
+        clients with undefined F_k."""
         assert validation is not None
 
         def F(model: Tree) -> Tensor:
@@ -161,11 +163,11 @@ class FairFate(Method):
         f = vmap(F)(together)
         f0, fk = f[0], f[1:]  # [M], [K, M]
         if self.as_published:
-            f0, fk = scaled(f0, fk, present)
-        f0, fk = torch.nan_to_num(f0.mean(), nan=0.0), fk.mean(1)  # against an undefined F_0 everybody defined is fair
+            f0, fk = scale_metrics(f0, fk, present)
+        f0, fk = torch.nan_to_num(f0.mean(), nan=0.0), fk.mean(1)  # if F_0 is undefined, every defined F_k is fair
         defined = (present > 0) & ~fk.isnan()
         undefined = ((present > 0) & fk.isnan()).sum().to(present.dtype)
-        ahead = above(fk, f0)
+        ahead = compare(fk, f0)
         fair = defined & ((ahead > 0) if self.as_published else (ahead >= 0))
         return fair, torch.where(fair, fk, torch.zeros_like(fk)), undefined
 
@@ -180,7 +182,7 @@ class FairFate(Method):
 
 @dataclass(frozen=True)
 class SummedFairFate(FairFate):
-    """FAIR-FATE whose clients measure F_0 and F_k; and, if a fair set can be too small, count it before they add up."""
+    """FAIR-FATE with F_0 and F_k measured by the clients; with `min_clients` above 1, the fair set is counted first."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -191,7 +193,7 @@ class SummedFairFate(FairFate):
             train = LocalTraining(self.finish)
             return (Phase("train", down, (*sums, *counts), train, self.add_up, "sum", bounds=bounds, updates=updates),)
         return (
-            Phase("train", down, counts, LocalTraining(self.keep), kept, "sum", bounds=bounds),
+            Phase("train", down, counts, LocalTraining(self.keep), store_replies, "sum", bounds=bounds),
             Phase("add", ("fair",), sums, self.add, self.add_up, "sum", bounds=bounds, updates=updates),
         )
 
@@ -228,15 +230,16 @@ class SummedFairFate(FairFate):
         total = replies["F"]
         alpha_f = tree.scale(replies["fair_update"], torch.where(total > 0, 1 / total, torch.zeros_like(total)))
         counted = {**server._asdict(), **replies}
-        return self.moved(server, alpha_n, alpha_f, counted["fair"], counted["undefined"])
+        return self.move(server, alpha_n, alpha_f, counted["fair"], counted["undefined"])
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         summed = torch.where(server.fair >= self.min_clients, server.fair, 0.0)
         return {**super().observe(server), "fewest_clients": summed}
 
 
-def scaled(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Each metric of the global model [M] and the clients [K, M], scaled to 0..1 over the round; 0 if all are equal."""
+def scale_metrics(f0: Tensor, fk: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each metric of the global model [M] and the clients [K, M], scaled to 0..1 over the round; 0 if all are
+    equal."""
     is_present = present[:, None] > 0
     low = torch.minimum(f0, torch.where(is_present, fk, torch.inf).amin(0))
     high = torch.maximum(f0, torch.where(is_present, fk, -torch.inf).amax(0))

@@ -3,10 +3,10 @@
 measure:  client k:  counts by group, label and prediction of theta on its rows;    server: their sum
 compare:  Delta_k = |F - F_k|, F of all rows and F_k of its own; |Acc - Acc_k| where F_k is undefined
           server: the mean of Delta_k
-train:    omega_k <- omega_k - beta (Delta_k - mean Delta),  n_k / n at the start, kept at 0 or above and normalised
+train:    omega_k <- omega_k - beta (Delta_k - mean Delta),  n_k / n at the start, clamped at 0 and normalised
           theta  <- sum_k omega_k theta_k / sum_k omega_k
 
-version "v1" (arXiv v1): omega_k = exp(-beta Delta_k) n_k / n, with neither memory nor `compare`. The client computes
+version "v1" (arXiv v1): omega_k = exp(-beta Delta_k) n_k / n, without memory and without `compare`. The client computes
 its own weight, so that the server needs only sums. With several groups, Delta_k is the largest difference over pairs.
 """
 
@@ -23,7 +23,20 @@ from equifed import tree
 from equifed.methods._cells import AIMS, DIFFERENCES, counts_of, decisions, rate_parts
 from equifed.methods._debias import REWEIGHING, Debiasing, fair_batch, kernel
 from equifed.methods.hyper import hyper
-from equifed.protocol import ROWS, Bound, Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
+from equifed.protocol import (
+    ROWS,
+    Bound,
+    Data,
+    Knob,
+    LocalTraining,
+    Method,
+    Phase,
+    Record,
+    Start,
+    Task,
+    Update,
+    store_replies,
+)
 from equifed.tree import Tree
 
 BY_WEIGHT = {"update": Update(weight="weight")}
@@ -37,24 +50,24 @@ class Server(NamedTuple):
     gap: Tensor
     """Mean of Delta_k over the round's clients."""
     n: Tensor
-    """n, rows of all clients."""
+    """n, number of all clients' rows."""
     ratio: Tensor
-    """By which the last round's weights are normalised: their sum before they were moved and cut, over that after."""
+    """Factor that normalises the last round's weights: their sum before the step and the clamping, over that after."""
     t: Tensor
-    """Rounds so far."""
+    """Number of rounds so far."""
 
 
 class Client(NamedTuple):
     theta: Tree
-    """theta as it came down in `measure`, so that it need not come again in `train`."""
+    """theta as received in `measure`, so that it is not sent again in `train`."""
     counts: Tensor
-    """This client's counts for it."""
+    """The client's counts for theta."""
     right: Tensor
-    """How many of all its rows it predicts right, those of unknown group too."""
+    """Number of rows with a correct prediction, including those of unknown group."""
     omega: Tensor
     """omega_k before it is normalised; below 0 until the first round."""
     t: Tensor
-    """Rounds there had been when it last took part."""
+    """Number of rounds when the client last took part."""
     shares: Tensor
     """lambda of FairBatch [2, G]; 0 until its first epoch."""
 
@@ -65,8 +78,8 @@ class FairFed(Method):
 
     name: ClassVar[str] = "fairfed"
     reveals: ClassVar[str] = (
-        "rows by group, label and decision, exactly: of a group that one silo alone has, its own; how far clients' "
-        "gaps lie from that of all, on average; the mean update, by weights that only clients know"
+        "rows by group, label and decision, exactly (for a group of a single silo, that silo's); the mean distance of "
+        "the silos' gaps from that of all rows; the mean update, by weights that only the silos know"
     )
     parent: ClassVar[str] = "fedavg"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
@@ -77,11 +90,11 @@ class FairFed(Method):
     beta: float = hyper(1.0, low=0, vanishes=True)
     """The fairness budget; 0 gives FedAvg (with the local debiasing, if any)."""
     version: Literal["aaai", "v1"] = hyper("aaai", choices=("aaai", "v1"))
-    """Weights that add up over the rounds (AAAI 2023), or exponential ones without memory (arXiv v1)."""
+    """Weights: accumulated over the rounds (AAAI 2023), or exponential without memory (arXiv v1)."""
     debias: Literal["reweighing", "fairbatch", "kernel"] | None = hyper(
         None, choices=(None, "reweighing", "fairbatch", "kernel")
     )
-    """What each client does against bias in its own rows while training."""
+    """Local debiasing of each client's training."""
     debias_weight: float = hyper(1.0, low=0)
     """Weight of the kernel dependence with debias="kernel"."""
     debias_step: float = hyper(0.005, low=0, high=1)
@@ -104,7 +117,7 @@ class FairFed(Method):
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        measure = Phase("measure", ("theta",), ("counts",), measured, kept, "sum")
+        measure = Phase("measure", ("theta",), ("counts",), count_decisions, store_replies, "sum")
         apart = {"gap": Bound(0, 2)}  # Delta_k compares two gaps between rates, from -1 to 1 each
         compare = Phase("compare", ("counts",), ("gap", "clients"), self.compare, mean_gap, "sum", bounds=apart)
         debiasing = self.debiasing
@@ -129,13 +142,13 @@ class FairFed(Method):
         return {"gap": has_rows * self.delta(down, state, data), "clients": has_rows}, state
 
     def delta(self, down: Record, state: Client, data: Data) -> Tensor:
-        """Delta_k."""
+        """Return Delta_k."""
         return difference(down["counts"], state.counts, self.fairness, state.right / data.n.clamp_min(1))
 
     @property
     def heaviest(self) -> float | Tensor:
-        """The largest omega_k: 1 at the start, to which a round adds beta times the mean of Delta_k, at most 2. That of
-        a client which misses the next round is not normalised, and could grow on and on: it is cut here."""
+        """The largest omega_k: 1 at the start, to which a round adds beta times the mean of Delta_k, at most 2. The
+        weight of a client that misses the next round is not normalised and could grow without limit: it is clamped."""
         return 1 + 4 * self.beta
 
     # -- local training ------------------------------------------------------------------------------------------------
@@ -169,8 +182,8 @@ class FairFed(Method):
         return {"mean_gap": server.gap} if self.version == "aaai" else {}
 
 
-def measured(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
-    """Rows by group, label and prediction of theta."""
+def count_decisions(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
+    """Reply the number of rows by group, label and prediction of theta."""
     decided = decisions(down["theta"], data)
     counts, right = counts_of(decided, data), data.sum((decided == data.y).to(data.mask.dtype))
     return {"counts": counts}, state._replace(theta=down["theta"], counts=counts, right=right)
@@ -186,18 +199,18 @@ def average(server: Server, replies: Record, validation: Data | None) -> Server:
     theta = tree.map(
         lambda p, u: p + torch.where(total > 0, u / total.clamp_min(1e-30), 0.0), server.theta, replies["update"]
     )
-    # cutting at 0 makes the sum larger; nothing to normalise by where all were 0
+    # clamping at 0 increases the sum; no normalisation if all weights are 0
     ratio = torch.where((total > 0) & (before > 0), before / total.clamp_min(1e-30), 1.0)
     return server._replace(theta=theta, ratio=ratio, t=server.t + 1)
 
 
 def difference(everyone: Tensor, own: Tensor, fairness: str, own_accuracy: Tensor | None = None) -> Tensor:
-    """Delta_k from counts [G, label, prediction] of all rows and of its own. own_accuracy: Acc_k, which counts rows of
-    unknown group too; left out, that of the counts."""
+    """Return Delta_k from counts [G, label, prediction] of all rows and of the client's own. own_accuracy: Acc_k,
+    including rows of unknown group. Default: the accuracy of the counts."""
     (all_part, all_number), (own_part, own_number) = (rate_parts(counts, fairness) for counts in (everyone, own))
     rate = all_part / all_number.clamp_min(1) - own_part / own_number.clamp_min(1)  # [rates, G]
     there = (all_number > 0) & (own_number > 0)
-    # |(r_a - r_b) of all - (r_a - r_b) of its own|, the largest over pairs of groups and over the rates
+    # |(r_a - r_b) of all rows - (r_a - r_b) of its own|, the largest over pairs of groups and rates
     widest = torch.where(there, rate, -torch.inf).amax(1) - torch.where(there, rate, torch.inf).amin(1)
     defined = there.sum(1) >= 2
     gap = torch.where(defined, widest, 0.0).amax()
@@ -206,4 +219,5 @@ def difference(everyone: Tensor, own: Tensor, fairness: str, own_accuracy: Tenso
 
 
 def accuracy(counts: Tensor) -> Tensor:
+    """Return the accuracy from counts by group, label and prediction."""
     return (counts[:, 0, 0] + counts[:, 1, 1]).sum() / counts.sum().clamp_min(1)

@@ -3,15 +3,15 @@
 client k:  loss_k = mean loss of theta on all its rows, d_k = its gap in the mean of sigmoid(10 z), and both gradients
 server:    a_l = softmax(loss_k / delta_l),  a_g = softmax((d_k - epsilon) / delta_g)           (smooth maxima over k)
            g_l = sum_k a_lk grad loss_k,     g_g = sum_k a_gk grad d_k
-stage 1:   g = u g_l + v g_g on the simplex:  largest g.g_l  where max d_k <= epsilon,
+stage 1:   g = u g_l + v g_g on the simplex:  largest g.g_l  if max d_k <= epsilon,
            else largest g.g_g  subject to  g.g_l >= 0
-stage 2:   g = sum_j a_j G_j on the simplex, G = every grad loss_k, and g_g (0 where max d_k <= epsilon):
-           largest g.(mean of grad loss_k)  subject to  g.G_j >= 0 for all j;  that mean itself where none is
+stage 2:   g = sum_j a_j G_j on the simplex, G = every grad loss_k, and g_g (0 if max d_k <= epsilon):
+           largest g.(mean of grad loss_k)  subject to  g.G_j >= 0 for all j;  that mean itself if infeasible
            theta <- theta - step g;  delta <- 0.01 delta whenever 0.1 ||g|| <= delta, down to 1e-4
 
-One exchange is one gradient on full batches: `Local` is not used, and it takes many more rounds than methods that train
-locally. z is the logit, and d_k looks at the rows that the criterion names (y = 1 for equal opportunity); with several
-groups it is the gap between the highest and the lowest. A client without two groups has no d_k.
+One exchange is one full-batch gradient: `Local` is not used, and FCFL takes many more rounds than methods that train
+locally. z is the logit, and d_k is over the criterion's rows (y = 1 for equal opportunity); with several groups it is
+the gap between the highest and the lowest. A client without two groups has no d_k.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from equifed.protocol import WRONG, Bound, Data, Knob, Method, Phase, Record, Ta
 from equifed.tree import Tree
 
 SHARPNESS, SMALLEST = 10.0, 1e-4
-"""Of the sigmoid that stands for a decision; of delta."""
+"""Slope of the sigmoid that replaces a decision; smallest delta."""
 
 
 class Server(NamedTuple):
     theta: Tree
     """theta, the global model."""
     delta: Tensor
-    """(delta_l, delta_g), how smooth the maxima over clients are."""
+    """(delta_l, delta_g), the smoothness of the maxima over clients."""
     t: Tensor
-    """Rounds so far."""
+    """Number of rounds so far."""
     second: Tensor
-    """The round from which on stage 2 runs."""
+    """First round of stage 2."""
     fallback: Tensor
-    """Rounds of stage 2 in which no direction lowered every objective."""
+    """Number of rounds of stage 2 in which no direction lowered every objective."""
     feasible: Tensor
-    """1 where max d_k <= epsilon, of theta as the last round found it."""
+    """1 if max d_k <= epsilon for theta before the last round."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class FCFL(Method):
     knob: ClassVar[Knob | None] = Knob("epsilon", 1e-3, 0.3, AIMS, fairer="less", neutral=1.0)
 
     epsilon: float = hyper(0.01, low=0)
-    """The gap that the model may have on every client's rows."""
+    """Largest gap on each client's rows."""
     fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
-    """The gap between groups: in true positive rate, in both error rates (the larger), or in selection rate."""
+    """Gap between groups: in true positive rate, in both error rates (the larger), or in selection rate."""
     step_size: float = hyper(0.1, low=0)
     """Step of theta along the common direction."""
     first_stage: float = hyper(0.5, low=0, high=1)
-    """Share of the rounds that belong to stage 1."""
+    """Share of the rounds in stage 1."""
     smoothness: float = hyper(0.5, low=SMALLEST)
     """delta at the start of each stage."""
 
@@ -107,7 +107,7 @@ class FCFL(Method):
         if not bool(answered.any()):
             return server
         t, second = int(server.t), int(server.second)
-        # stage 2 begins as smooth as stage 1 did
+        # stage 2 begins with the smoothness of stage 1
         delta = np.full(2, float(self.smoothness)) if t == second else server.delta.double().cpu().numpy()
         losses, gaps, defined = (replies[name][answered].double().cpu().numpy() for name in ("loss", "gap", "defined"))
         of_loss, of_gap = (_rows(replies[name], answered) for name in ("loss_gradient", "gap_gradient"))
@@ -143,45 +143,45 @@ class FCFL(Method):
 
 
 def first_direction(g_l: np.ndarray, g_g: np.ndarray, violated: bool) -> np.ndarray:
-    """Stage 1: the point of the segment between both gradients, as a descent direction is theta - step * it."""
+    """Return the direction of stage 1, a point between both gradients; the step is theta - step * direction."""
     G = np.stack([g_l, g_g])
     products = G @ G.T
-    # (u g_l + v g_g).g_l >= 0 can always be had: u = 1
+    # (u g_l + v g_g).g_l >= 0 is always feasible: u = 1
     u = _mixture(products[1], products[:1]) if violated else _mixture(products[0], None)
     assert u is not None
     return u @ G
 
 
 def second_direction(of_loss: np.ndarray, g_g: np.ndarray) -> np.ndarray | None:
-    """Stage 2: a direction that lowers the mean loss most and raises nobody's; None where there is none."""
+    """Return the direction of stage 2, which lowers the mean loss most without raising any; None if infeasible."""
     G = np.concatenate([of_loss, g_g[None]])
     a = _mixture(G @ of_loss.mean(0), G @ G.T)
     return None if a is None else a @ G
 
 
 def _mixture(worth: np.ndarray, limits: np.ndarray | None) -> np.ndarray | None:
-    """argmax worth.a over the simplex with limits a >= 0; None where it is infeasible."""
+    """Return argmax worth.a over the simplex with limits a >= 0; None if infeasible."""
 
-    def scaled(values: np.ndarray) -> np.ndarray:  # the solver's tolerances are absolute
+    def scale(values: np.ndarray) -> np.ndarray:  # the solver's tolerances are absolute
         return values / max(float(np.abs(values).max()), 1e-300)
 
-    above: dict[str, Any] = {} if limits is None else {"A_ub": -scaled(limits), "b_ub": np.zeros(len(limits))}
-    return best_weights(scaled(worth), np.ones(len(worth)), **above)
+    above: dict[str, Any] = {} if limits is None else {"A_ub": -scale(limits), "b_ub": np.zeros(len(limits))}
+    return best_weights(scale(worth), np.ones(len(worth)), **above)
 
 
 def _smooth(values: np.ndarray, delta: float) -> np.ndarray:
-    """softmax(values / delta): the weights of a smooth maximum."""
+    """Return softmax(values / delta): the weights of a smooth maximum."""
     exponent = (values - values.max()) / delta
     return np.exp(exponent) / np.exp(exponent).sum()
 
 
 def _rows(gradient: Tree, chosen: Tensor) -> np.ndarray:
-    """The chosen clients' gradients as rows [K, P]."""
+    """Return the chosen clients' gradients as rows [K, P]."""
     return torch.cat([leaf[chosen].flatten(1) for leaf in tree.leaves(gradient)], 1).double().cpu().numpy()
 
 
 def _like(flat: Tensor, theta: Tree) -> Tree:
-    """A vector [P] as a tree of theta's shapes."""
+    """Return a vector [P] as a tree with theta's shapes."""
     leaves, structure = tree.flatten(theta)
     parts = flat.split([leaf.numel() for leaf in leaves])
     return tree.unflatten([part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)], structure)

@@ -2,7 +2,7 @@
 
 Cells c = (s, y) have n_c rows and error rates err_c. A notion of fairness is a matrix C and a vector C0:
 
-    F_c = C0_c + sum_c' C_cc' err_c',    above 0 where cell c is favoured;    |F_c| <= epsilon is asked for
+    F_c = C0_c + sum_c' C_cc' err_c',    above 0 if cell c is favoured;    the constraint is |F_c| <= epsilon
 
     equal opportunity, equalised odds:  C_cc' = [y = y'] (n_c' / n_y - [c = c']),           C0 = 0
     accuracy parity:                    C_cc' = n_c' / n - [s = s'] n_c' / n_s,             C0 = 0
@@ -27,7 +27,7 @@ from torch import Tensor
 from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods._cells import AIMS, COUNT_CELLS, DIFFERENCES, cell_counts, cell_sums
-from equifed.methods._measured import Client, kept_update, measuring, start_weighted
+from equifed.methods._measured import Client, kept_update, measure_phase, start_weighted
 from equifed.methods.fedavg import ALONE, MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.methods.reweighing import weighted_loss
@@ -42,20 +42,20 @@ class Server(NamedTuple):
     theta: Tree
     """theta, the global model."""
     counts: Tensor
-    """n_c [G, C], rows of all clients by group and label."""
+    """n_c [G, C], number of all clients' rows by group and label."""
     up: Tensor
-    """Multipliers of F_c <= epsilon [G, C],"""
+    """Multipliers of F_c <= epsilon [G, C]."""
     lo: Tensor
-    """and of -F_c <= epsilon."""
+    """Multipliers of -F_c <= epsilon [G, C]."""
     F: Tensor
     """F_c [G, C] of the round's clients."""
     weight: Tensor
-    """w_c [G, C], of each row."""
+    """w_c [G, C], the weight of each row."""
 
 
 @dataclass(frozen=True)
 class FedFairGrad(FedAvg):
-    """Weigh groups and labels so that differences in error rates stay within a tolerance, by dual ascent."""
+    """Weight groups and labels so that differences in error rates stay within a tolerance, by dual ascent."""
 
     name: ClassVar[str] = "fed-fairgrad"
     reveals: ClassVar[str] = f"{MEAN_UPDATE}; rows and errors by group and label: {ALONE}"
@@ -66,16 +66,17 @@ class FedFairGrad(FedAvg):
     )
 
     fairness: str = hyper(DEMOGRAPHIC, choices=(*DIFFERENCES, ACCURACY))
-    """What is to be equal between groups: the selection rate (of two classes), the share of positive labels predicted
-    right (of more classes, of every label), that of every label, or the accuracy."""
+    """Rate to equalise between groups: the selection rate (for two classes), the share of correct predictions among
+    positive labels (for more classes, of each label), that of each label, or the accuracy."""
     epsilon: float = hyper(0.03, low=0)
-    """How far a group's rate may lie from that of all rows, on training rows; 1 asks for nothing."""
+    """Largest difference of a group's rate from that of all rows, on training rows; 1 has no effect."""
     dual_step_size: float = hyper(0.1, low=0, vanishes=True)
     """eta: step of the multipliers per round, usually 0.001 to 0.5; 0 gives FedAvg."""
     floor: float | None = hyper(0.0)
-    """No row weighs less; None: as in FairGrad, where rows of favoured cells may have weights below 0."""
+    """Smallest weight of a row; None: as in FairGrad, rows of favoured cells may have weights below 0."""
     rescale: bool = hyper(False)
-    """Divide weights by their mean over all rows. For demographic parity it moves, and the size of steps with it."""
+    """True: divide weights by their mean over all rows. For demographic parity the mean changes, and with it the size
+    of steps."""
 
     @property
     def setup(self) -> tuple[Phase, ...]:
@@ -84,11 +85,11 @@ class FedFairGrad(FedAvg):
     @property
     def round(self) -> tuple[Phase, ...]:
         train = LocalTraining(kept_update, weighted_loss, start_weighted)
-        return (measuring(*STATISTICS, self.move, BOUNDS), averaging(train, down=("weight",)))
+        return (measure_phase(*STATISTICS, self.move, BOUNDS), averaging(train, down=("weight",)))
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (measuring(*STATISTICS, self.measured, BOUNDS),)
+        return (measure_phase(*STATISTICS, self.update_F, BOUNDS),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zeros = tree.zeros(parameters, task.num_groups, task.num_classes)
@@ -100,20 +101,21 @@ class FedFairGrad(FedAvg):
     def check(self, task: Task) -> None:
         if self.fairness == DEMOGRAPHIC and task.num_classes > 2:
             raise ConfigError(
-                "is demographic parity, which FairGrad defines for two classes; take another notion.", key="fairness"
+                "is demographic parity, which FairGrad defines for two classes only. Choose another notion.",
+                key="fairness",
             )
 
-    def measured(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        """F of the clients that are there: a cell that none of them has is left out."""
+    def update_F(self, server: Server, replies: Record, validation: Data | None) -> Server:
+        """Compute F of the clients that are present, without cells that none of them has."""
         there = replies["counts"] > 0
         C, C0 = coefficients(torch.where(there, server.counts, 0.0), self.fairness)
         error = replies["errors"] / replies["counts"].clamp_min(1)
         return server._replace(F=(C0 + C @ error.flatten()).reshape(error.shape))
 
     def move(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        server = self.measured(server, replies, validation)
+        server = self.update_F(server, replies, validation)
         eta, F, n = self.dual_step_size, server.F, server.counts
-        # a cell without F has nothing that could lie within the tolerance
+        # the multipliers of a cell without F stay
         there = replies["counts"] > 0
         up = torch.where(there, (server.up + eta * (F - self.epsilon)).clamp_min(0), server.up)
         lo = torch.where(there, (server.lo - eta * (F + self.epsilon)).clamp_min(0), server.lo)
@@ -138,7 +140,7 @@ class FedFairGrad(FedAvg):
 
 
 def errors(theta: Tree, data: Data) -> Record:
-    """Rows by group and label, and how many of them are decided wrongly."""
+    """Return the numbers of rows and of errors by group and label."""
     wrong = (data.task.decide(data.task.predict(theta, data.x)) != data.y).to(data.mask.dtype)
     return {"errors": cell_sums(data, wrong), "counts": cell_counts(data)}
 
@@ -147,7 +149,7 @@ STATISTICS, BOUNDS = (("errors", "counts"), errors), {"errors": TABLE}
 
 
 def coefficients(counts: Tensor, fairness: str) -> tuple[Tensor, Tensor]:
-    """C [cells, cells] and C0 [cells] from n_c [G, C]; 0 for cells without rows. Cells are in the order of n_c."""
+    """Return C [cells, cells] and C0 [cells] from n_c [G, C]; 0 for cells without rows. Cells are ordered as n_c."""
     G, labels = counts.shape
     cell = torch.arange(G * labels, device=counts.device)
     s, y = cell // labels, cell % labels
@@ -163,7 +165,7 @@ def coefficients(counts: Tensor, fairness: str) -> tuple[Tensor, Tensor]:
         else:
             C0 = torch.zeros_like(C0)
     else:
-        # [y = y'] (n_c' / n_y' - [c = c']); with two classes, equal opportunity is about class 1 alone
+        # [y = y'] (n_c' / n_y' - [c = c']); with two classes, equal opportunity is for class 1 only
         looked_at = (y == 1) | (fairness != OPPORTUNITY) | (labels > 2)
         C = same_y * looked_at * (n_c / n_y - torch.eye(G * labels, dtype=n_c.dtype, device=n_c.device))
         C0 = torch.zeros_like(n_c)

@@ -16,12 +16,12 @@ from equifed.protocol import ClientWork, Data, LocalTraining, Method, Phase, Rec
 from equifed.tree import Tree
 
 BY_ROWS = {"update": Update(weight="rows")}
-"""What moves the model where clients reply n_k times their update, and n_k."""
+"""Updates of clients that reply n_k times their update, and n_k."""
 
-MEAN_UPDATE = "the mean update, which roughly tells the share of each label among all rows; how many rows there are"
-"""What the two sums reveal."""
-ALONE = "of a group that one silo alone has, they are that silo's"
-"""What sums by group reveal besides."""
+MEAN_UPDATE = "the mean update, which roughly discloses the share of each label among all rows; the number of rows"
+"""Information in the two sums, for `Method.reveals`."""
+ALONE = "for a group of a single silo, they are that silo's"
+"""Addition to `Method.reveals` for sums by group."""
 
 
 def weighted_update(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -30,7 +30,7 @@ def weighted_update(parameters: Tree, down: Record, state: Tree, data: Data, con
 
 
 def apply_mean_update(server: Any, replies: Record, validation: Data | None) -> Any:
-    # theta <- theta + sum_k n_k Delta_k / sum_k n_k; nothing moves when no client has rows
+    """Move theta by the mean update: theta + sum_k n_k Delta_k / sum_k n_k, unchanged if no client has rows."""
     mean = tree.scale(replies["update"], 1 / replies["rows"].clamp_min(1))
     return server._replace(theta=tree.add(server.theta, mean))
 
@@ -38,7 +38,7 @@ def apply_mean_update(server: Any, replies: Record, validation: Data | None) -> 
 def averaging(
     train: ClientWork, step: ServerStep = apply_mean_update, down: tuple[str, ...] = ("theta",), **options: Any
 ) -> Phase:
-    """The phase in which clients train and reply n_k times their update, and n_k; the server needs only the sums."""
+    """Return the phase in which clients train and reply n_k times their update, and n_k. The server needs only sums."""
     return Phase("train", down, ("update", "rows"), train, step, "sum", updates=BY_ROWS, **options)
 
 

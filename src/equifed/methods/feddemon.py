@@ -16,8 +16,8 @@ from equifed.methods.fedmom import Server, ServerMomentum
 from equifed.methods.hyper import hyper
 
 
-def decayed(beta0: Tensor | float, t: Tensor, T: Tensor) -> Tensor:
-    """beta_t = beta0 (1 - t/T) / ((1 - beta0) + beta0 (1 - t/T)): beta0 at the start, 0 in the last round."""
+def decay_momentum(beta0: Tensor | float, t: Tensor, T: Tensor) -> Tensor:
+    """Return beta_t = beta0 (1 - t/T) / ((1 - beta0) + beta0 (1 - t/T)): beta0 at the start, 0 in the last round."""
     left = 1 - t / T
     return beta0 * left / ((1 - beta0) + beta0 * left)
 
@@ -32,7 +32,7 @@ class FedDemon(ServerMomentum):
     """Momentum of the first rounds; 0 gives FedAvg."""
 
     def momentum(self, t: Tensor, T: Tensor) -> Tensor:
-        return decayed(self.beta0, t, T)
+        return decay_momentum(self.beta0, t, T)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         return {"beta": self.momentum(server.t, server.T)}

@@ -5,7 +5,7 @@ client k:  theta_k minimises  mean loss - <h_k, theta_k> + (alpha/2) ||theta_k -
 server:    h     <- h - alpha (1/N) sum_k (theta_k - theta)           over the clients of the round
            theta <- mean of their theta_k - h / alpha
 
-N = all clients that have rows, so that h is the mean of h_k over them. Clients count alike, whatever their rows.
+N = number of all clients with rows, so that h is the mean of h_k over them. All clients with rows count equally.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ class Server(NamedTuple):
     h: Tree
     """h, the mean of all h_k."""
     total: Tensor
-    """N, the clients that have rows."""
+    """N, number of clients with rows."""
 
 
 class Client(NamedTuple):
     h: Tree
-    """h_k, the gradient of the client's loss where it last arrived."""
+    """h_k, the gradient of the client's loss at its last model."""
 
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Change every client's loss from round to round so that its minimum comes to lie where that of all clients is."""
+    """Change every client's loss from round to round so that its minimum moves to that of all clients."""
 
     name: ClassVar[str] = "feddyn"
     reveals: ClassVar[str] = (
-        "the mean update, which roughly tells the clients' mean share of each label; how many clients have rows"
+        "the mean update, which roughly discloses the clients' mean share of each label; the number of clients with "
+        "rows"
     )
 
     alpha: float = hyper(0.1, low=1e-4)
-    """Weight of the regularisation: small values move far in a round, large ones are stable."""
+    """Weight of the regularisation: small values move far in a round, large values are stable."""
 
     @property
     def setup(self) -> tuple[Phase, ...]:
@@ -65,7 +66,7 @@ class FedDyn(Method):
         return Client(tree.zeros_like(parameters))
 
     def reply(self, parameters: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Client]:
-        update = tree.sub(parameters, down["theta"])  # 0 without rows, when there are no steps
+        update = tree.sub(parameters, down["theta"])  # 0 without rows, which take no steps
         return {"update": update, CLIENTS: weight_of(CLIENTS, data)}, Client(
             tree.add_scaled(state.h, update, -self.alpha)
         )
@@ -74,7 +75,7 @@ class FedDyn(Method):
         update, present, N = replies["update"], replies[CLIENTS], server.total
         h = tree.add_scaled(server.h, update, -self.alpha / N.clamp_min(1))
         mean = tree.add_scaled(server.theta, update, 1 / present.clamp_min(1))
-        # a round in which nobody has rows is none: h alone would move theta
+        # if no client has rows, the round is skipped: h alone would move theta
         moved = tree.add_scaled(mean, h, -(present > 0).to(N.dtype) / self.alpha)
         return server._replace(theta=moved, h=h)
 

@@ -1,6 +1,6 @@
 """FedEM: Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021.
 
-Every client's rows come from M underlying distributions, in proportions of its own; each has a component model.
+Each client's rows come from M underlying distributions, in its own proportions; each has a component model.
 
 client k:  q_mi = pi_km exp(-loss_i(theta_m)) / sum_m' pi_km' exp(-loss_i(theta_m'))                          (E-step)
            pi_km <- mean over its rows of q_mi,  1/M at the start;  pi_k never leaves the client
@@ -8,7 +8,7 @@ client k:  q_mi = pi_km exp(-loss_i(theta_m)) / sum_m' pi_km' exp(-loss_i(theta_
 server:    theta_m <- sum_k (n_k / n) theta_km
 predict:   client k:  sum_m pi_km p_m(x)
 
-The components must start apart: equal ones have equal q and stay equal for ever.
+The components must start from different parameters: equal ones have equal q and stay equal.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class FedEM(Method):
 
     name: ClassVar[str] = "fedem"
     reveals: ClassVar[str] = (
-        "the mean update of every component: a component that one silo alone uses moves as that silo does; how many "
-        "rows there are"
+        "the mean update of every component (for a component of a single silo, that silo's update); the number of rows"
     )
     personal: ClassVar[bool] = True
 
@@ -67,7 +66,7 @@ class FedEM(Method):
         return torch.tensordot(client.pi, vmap(task.predict, (0, None))(server.theta, x), dims=1)
 
     def adapt(self, task: Task, server: Any, data: Data, steps: int) -> Any:
-        """pi of a client that took no part in training: E-steps with the components as they are."""
+        """Return pi of a client that was not in the training, after E-steps with fixed components."""
         losses, pi = component_losses(server.theta, data), uniform(server.theta)
         for _ in range(steps):
             pi = data.mean(posterior(losses, pi))
@@ -75,39 +74,39 @@ class FedEM(Method):
 
 
 def uniform(theta: Tree) -> Tensor:
-    """1/M for each of the components that lie along the leading axis."""
+    """Return 1/M for each component along the leading axis."""
     M = tree.length(theta)
     return tree.zeros(theta, M) + 1 / M
 
 
 def warn_if_equal(name: str, theta: Tree) -> None:
-    """Two components with the same initial parameters are one component twice."""
+    """Warn if components have the same initial parameters."""
     flat = torch.cat([leaf.flatten(1) for leaf in tree.leaves(theta)], 1)
     different = len(torch.unique(flat, dim=0))
     if different < len(flat):
         warnings.warn(
             f"{name}: only {different} of {len(flat)} component models start from different parameters; equal ones "
-            "stay equal for ever. Give initial_parameters with a leading axis of different components, or a model that "
-            "is initialised at random (a function that makes a new module, not a module).",
+            "stay equal. Give initial_parameters with a leading axis of different components, or a model that is "
+            "initialised at random (a function that makes a new module, not a module).",
             EquifedWarning,
             stacklevel=2,
         )
 
 
 def component_losses(theta: Tree, data: Data) -> Tensor:
-    """loss_i(theta_m) [n, M]."""
+    """Return loss_i(theta_m) [n, M]."""
     losses: Tensor = vmap(data.task.row_loss, (0, None, None), 1)(theta, data.x, data.y)
     return losses
 
 
 def posterior(losses: Tensor, pi: Tensor) -> Tensor:
-    """q [n, M]: the probability that a row is of each component."""
+    """Return q [n, M]: the probability that a row comes from each component."""
     # q_mi = pi_m exp(-loss_mi), normalised over m; softmax is far quicker over a leading axis
     return torch.softmax(pi.log()[:, None] - losses.T, 0).T
 
 
 def e_step(theta: Tree, pi: Tensor, data: Data) -> tuple[Tensor, Tensor]:
-    """q [n, M] and the new pi [M] of a client."""
+    """Return q [n, M] and the new pi [M] of a client."""
     q = posterior(component_losses(theta, data), pi)
     # pi_km <- (1/n_k) sum_i q_mi; a client without rows keeps its own
     return q, torch.where(data.n > 0, data.mean(q), pi)
@@ -119,5 +118,5 @@ def start(down: Record, state: Client, data: Data) -> Start:
 
 
 def reply(theta: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
-    """As FedAvg; the context is what the client keeps."""
+    """Reply as in FedAvg; the client keeps the context."""
     return weighted_update(theta, down, state, data, context)[0], context

@@ -1,14 +1,14 @@
 """FedFACT, in-processing: Zhang et al., FedFACT: A Provable Framework for Controllable Group-Fairness Calibration in
-Federated Learning, NeurIPS 2025. Read from the paper alone: its authors' code was not to be had.
+Federated Learning, NeurIPS 2025. Implemented from the paper alone: its authors' code was not available.
 
     least loss  subject to  r_qa - r_qb <= gap  over all rows,  r_qak - r_qbk <= local_gap  at every client k,
 
 for rates r_q of decisions in groups a and b. Prices l_qab >= 0 of the first and m_qabk >= 0 of the second make it a
-problem of costs: deciding a row of group a and label y as j is worth M(a, k)_yj, of which Mbar has no entry below 0,
+cost-sensitive problem: deciding a row of group a and label y as j is worth M(a, k)_yj; Mbar is M shifted to be >= 0,
 
     M(a, k) = I - sum_q (l_qa (n / n_qa) + m_qak (n_k / n_qak)) D_q,    l_qa = sum_b l_qab - l_qba,    m_qak alike
 
-where D_q is 1 for the labels and decisions that rate q counts, and n_qa the rows of group a that it is a share of.
+where D_q is 1 for the labels and decisions that rate q counts, and n_qa the rows of group a in its denominator.
 
 client k:  r_k of the decisions of w_k p_theta + (1 - w_k) p_phi_k
            m_k <- project(m_k + eta (r_qak - r_qbk - local_gap))
@@ -16,7 +16,7 @@ client k:  r_k of the decisions of w_k p_theta + (1 - w_k) p_phi_k
            theta_k and phi_k each minimise  L_k = - mean over rows of sum_j Mbar(s, k)_yj log p_j
 server:    theta <- sum_k (n_k / n) theta_k;   l <- project(l + eta (r_qa - r_qb - gap)),  r from summed counts
 
-project: the closest prices that are at least 0 and together at most `largest_price`.
+project: the closest prices that are at least 0 and add up to at most `largest_price`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torch import Tensor
 from equifed import tree
 from equifed.gradients import grad
 from equifed.methods._cells import cell_counts, cell_sums, one_hot
-from equifed.methods._constrained import COUNTS, counted
+from equifed.methods._constrained import COUNTS, log_counts
 from equifed.methods._parity import NOTIONS
-from equifed.methods._prices import cells, charges, differences, row_costs, together_at_most, total_cost
+from equifed.methods._prices import cells, charges, differences, project_prices, row_costs, total_cost
 from equifed.methods._wrapper import derived
 from equifed.methods.fedavg import ALONE, BY_ROWS, MEAN_UPDATE, apply_mean_update, weighted_update
 from equifed.methods.hyper import hyper
@@ -48,8 +48,8 @@ from equifed.protocol import (
     Record,
     Start,
     Task,
-    kept,
     notions,
+    store_replies,
 )
 from equifed.tree import Tree
 
@@ -62,33 +62,33 @@ class Server(NamedTuple):
     l: Tensor
     """l [Q, G, G], the price of rate q in group a above that in group b."""
     counts: Tensor
-    """Rows by group and label [G, C]."""
+    """Number of rows by group and label [G, C]."""
     gap: Tensor
-    """The largest difference of two groups in a rate, when last measured; inf before."""
+    """Largest difference of two groups in a rate, when last measured; inf before."""
     constraints: Tensor
-    """How many clients have a gap of their own,"""
+    """Number of clients with a gap."""
     violated: Tensor
-    """how many of them lie beyond local_gap, when last measured, inf before,"""
+    """Number of clients with a gap above local_gap, when last measured; inf before."""
     excess: Tensor
-    """and by how much together."""
+    """Sum of their excess over local_gap."""
 
 
 class Client(NamedTuple):
-    """What a setting does not need is ()."""
+    """The client's state; fields that a setting does not need are ()."""
 
     m: Tree
     """m_k [Q, G, G], the prices of the client's own gap."""
     phi: Tree
     """phi_k, the client's own model."""
     w: Tree
-    """w_k, the share of the global model in the client's predictions."""
+    """w_k, the weight of the global model in the client's predictions."""
     trained: Tree
-    """1 where phi_k has been trained; before, the global model alone predicts."""
+    """1 once phi_k has been trained; until then only the global model predicts."""
 
 
 @dataclass(frozen=True)
 class FedFACT(Method):
-    """Train a shared model, and one for every client beside it, under limits on the gaps of all rows and of each
+    """Train a shared model, and a personal one for every client, under limits on the gaps of all rows and of each
     client's, by costs of decisions."""
 
     name: ClassVar[str] = "fedfact"
@@ -102,30 +102,30 @@ class FedFACT(Method):
         lambda self: "; ".join(
             [MEAN_UPDATE]
             + [f"rows by group, label and decision: {ALONE}"] * (self.level != "local")
-            + ["how many silos have a gap of their own, how many keep it, and by how much the others do not"]
+            + ["the number of silos with a gap, the number above local_gap, and the sum of their excess"]
             * (self.level != "global")
         )
     )
 
     notion: str = hyper("demographic_parity", choices=NOTIONS)
-    """The rates that are compared: of positive decisions among all rows, among those with a positive label, or among
-    those of each label. With more than two classes: of every decision, of the right one within every label, or of every
-    decision within every label."""
+    """Rates to compare: of positive decisions among all rows, among those with a positive label, or within each label.
+    With more than two classes: of each decision, of the right one within each label, or of each decision within each
+    label."""
     level: str = hyper("both", choices=("global", "local", "both"))
-    """Where the gap is bounded: over the rows of all clients together, at every client, or both."""
+    """Rows over which the gap is limited: those of all clients together, of each client, or both."""
     gap: float = hyper(0.01, low=0, high=1)
-    """xi: the largest difference between two groups over the training rows of all clients; 1 asks for nothing."""
+    """xi: largest difference between two groups over the training rows of all clients; 1 has no effect."""
     local_gap: float = hyper(0.01, low=0, high=1)
-    """xi_k: the largest difference between two groups over the training rows of each client; 1 asks for nothing."""
+    """xi_k: largest difference between two groups over the training rows of each client; 1 has no effect."""
     dual_step_size: float = hyper(0.1, low=0)
-    """eta: step of the prices, usually 0.03 to 0.3: a larger one is quicker, until the gap swings. 0 leaves them at 0,
-    which is FedAvg, beside which every client trains a model alone."""
+    """eta: step of the prices, usually 0.03 to 0.3: larger steps are faster, until the gap oscillates. 0 keeps prices
+    at 0, which is FedAvg plus a model that each client trains alone."""
     largest_price: float = hyper(5.0, low=1e-3)
-    """What all prices of the global gap, and all of a client's, may add up to."""
+    """Largest sum of all prices of the global gap, and of all prices of a client's gap."""
     weight_step_size: float = hyper(0.3, low=0)
-    """eta_w: how fast a client turns to the model with the lower loss, of the global one and its own."""
+    """eta_w: how fast a client shifts to the model with the lower loss, the global one or its own."""
     shared_only: bool = hyper(False, choices=(False, True))
-    """One global model for all clients, without models of their own."""
+    """True: one global model for all clients, without personal models."""
 
     # -- exchanges -----------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class FedFACT(Method):
         def count(down: Record, state: Client, data: Data) -> tuple[Record, Client]:
             return {"counts": cell_counts(data)}, state
 
-        return () if self.level == "local" else (Phase("count", (), ("counts",), count, kept, "sum"),)
+        return () if self.level == "local" else (Phase("count", (), ("counts",), count, store_replies, "sum"),)
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -149,7 +149,7 @@ class FedFACT(Method):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """What clients say of the gaps."""
+        """The reply fields about the gaps."""
         return (*(("decisions",) if self.level != "local" else ()), *(COUNTS if self.level != "global" else ()))
 
     def init(self, task: Task, parameters: Tree) -> Server:
@@ -168,32 +168,33 @@ class FedFACT(Method):
 
     # -- gaps, prices and costs ----------------------------------------------------------------------------------------
 
-    def priced(self, prices: Tensor, decisions: Tensor, gap: float | Tensor) -> Tensor:
-        """The prices after a step; where a rate is not there, theirs stay."""
+    def move_prices(self, prices: Tensor, decisions: Tensor, gap: float | Tensor) -> Tensor:
+        """Return the prices after a step; prices of rates without rows stay."""
         found, both = differences(self.notion, decisions)
         moved = torch.where(both, prices + self.dual_step_size * (found - gap), prices)
-        return together_at_most(self.largest_price, moved)
+        return project_prices(self.largest_price, moved)
 
     def costs(self, down: Record, m: Tree, data: Data) -> Tensor:
-        """Mbar(s, k)_y of each row [n, C]; the label alone for a row of unknown group."""
+        """Return Mbar(s, k)_y of each row [n, C]; the label alone for a row of unknown group."""
         label = one_hot(data.y, data.task.num_classes, data.mask)
         M = torch.eye(data.task.num_classes).to(label).expand(data.task.num_groups, -1, -1)
         if self.level != "local":
             M = M - charges(self.notion, down["l"], down["counts"])
         if isinstance(m, Tensor):
             M = M - charges(self.notion, m, cell_counts(data))
-        # what is added to a whole line does not change the best decision
+        # adding a constant to a row of M does not change the best decision
         Mbar = M - M.amin(2, keepdim=True).clamp_max(0)
         return torch.where((data.s >= 0)[:, None], Mbar[data.s.clamp_min(0), data.y], label)
 
     # -- client --------------------------------------------------------------------------------------------------------
 
-    def decided(self, theta: Tree, state: Client, data: Data) -> Tensor:
-        """Rows by group, label and decision [G, C, C]."""
-        decision = data.task.decide(self.mixed(data.task, theta, state, data.x))
+    def count_decisions(self, theta: Tree, state: Client, data: Data) -> Tensor:
+        """Return the number of rows by group, label and decision [G, C, C]."""
+        decision = data.task.decide(self.mix_predictions(data.task, theta, state, data.x))
         return cell_sums(data, one_hot(decision, data.task.num_classes, data.mask))
 
     def report(self, decisions: Tensor) -> Record:
+        """Return the reply fields about the gaps."""
         found, both = differences(self.notion, decisions)
         excess = (found.amax() - self.local_gap).clamp_min(0)
         # a group is compared with another one, not with itself
@@ -203,13 +204,13 @@ class FedFACT(Method):
         return {name: reply[name] for name in self.reported}
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
-        decisions = self.decided(down["theta"], state, data)
-        m = self.priced(state.m, decisions, self.local_gap) if isinstance(state.m, Tensor) else ()
+        decisions = self.count_decisions(down["theta"], state, data)
+        m = self.move_prices(state.m, decisions, self.local_gap) if isinstance(state.m, Tensor) else ()
         cost, models, w = self.costs(down, m, data), {"theta": down["theta"]}, state.w
         if isinstance(w, Tensor):
             models["phi"] = state.phi
             behind = data.mean(row_costs(state.phi, cost, data) - row_costs(down["theta"], cost, data))
-            w = turned(w, self.weight_step_size * behind)
+            w = shift_weight(w, self.weight_step_size * behind)
         return Start(models, {"m": m, "w": w, "report": self.report(decisions)}, {"cost": cost})
 
     def reply(self, models: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Client]:
@@ -218,25 +219,25 @@ class FedFACT(Method):
         return reply | context["report"], Client(context["m"], models.get("phi", ()), context["w"], trained)
 
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
-        return self.report(self.decided(down["theta"], state, data)), state
+        return self.report(self.count_decisions(down["theta"], state, data)), state
 
     # -- server --------------------------------------------------------------------------------------------------------
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         if self.level != "local":
-            server = server._replace(l=self.priced(server.l, replies["decisions"], self.gap))
+            server = server._replace(l=self.move_prices(server.l, replies["decisions"], self.gap))
         return self.look(apply_mean_update(server, replies, validation), replies, validation)
 
     def look(self, server: Server, replies: Record, validation: Data | None) -> Server:
         if self.level != "local":
             server = server._replace(gap=differences(self.notion, replies["decisions"])[0].amax())
-        return server if self.level == "global" else kept(server, replies, validation)
+        return server if self.level == "global" else store_replies(server, replies, validation)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        """Of level "both", `excess` and `feasible` speak of the worse of the two."""
+        """Return the scalars to log; for level "both", `excess` and `feasible` are the worse of the two levels."""
         seen: dict[str, Tensor] = {}
         if self.level != "global":
-            seen = counted(server.constraints, server.violated, server.excess)
+            seen = log_counts(server.constraints, server.violated, server.excess)
         if self.level != "local":
             excess = (server.gap - self.gap).clamp_min(0)
             met = (excess <= CONSTRAINT_TOLERANCE).to(excess.dtype)
@@ -247,19 +248,19 @@ class FedFACT(Method):
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
-    def mixed(self, task: Task, theta: Tree, client: Client, x: Tensor) -> Tensor:
-        """w_k p_theta + (1 - w_k) p_phi_k."""
+    def mix_predictions(self, task: Task, theta: Tree, client: Client, x: Tensor) -> Tensor:
+        """Return w_k p_theta + (1 - w_k) p_phi_k."""
         shared = task.predict(theta, x)
         if self.shared_only:
             return shared
         return torch.lerp(task.predict(client.phi, x), shared, torch.where(client.trained > 0, client.w, 1.0))
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
-        return self.mixed(task, server.theta, client, x)
+        return self.mix_predictions(task, server.theta, client, x)
 
     def adapt(self, task: Task, server: Server, data: Data, steps: int) -> Tree:
-        """phi and w of a client that took no part in training. Its rows' groups are not known, so that costs are of
-        labels alone: phi is theta after so many steps down the mean loss."""
+        """Return phi and w of a client that was not in the training. Its rows' groups are unknown, so that costs depend
+        on labels alone: phi is theta after `steps` steps down the mean loss."""
         if self.shared_only:
             return super().adapt(task, server, data, steps)
         phi, w, rate = server.theta, tree.zeros(server.theta) + 0.5, task.local.learning_rate
@@ -270,13 +271,13 @@ class FedFACT(Method):
 
         for _ in range(steps):
             phi = tree.add_scaled(phi, grad(loss)(phi), -rate)
-            w = turned(w, self.weight_step_size * (loss(phi) - loss(server.theta)))
+            w = shift_weight(w, self.weight_step_size * (loss(phi) - loss(server.theta)))
         return Client(() if self.level == "global" else self.no_prices(task, w), phi, w, torch.ones_like(w))
 
 
 BOUNDS = {"constraints": YES_OR_NO, "violated": YES_OR_NO, "excess": Bound(0, 1)}
 
 
-def turned(w: Tensor, behind: Tensor) -> Tensor:
-    """w / (w + (1 - w) exp(-behind)), in a form that holds for any number; a share of 0 or 1 could never turn again."""
+def shift_weight(w: Tensor, behind: Tensor) -> Tensor:
+    """Return w / (w + (1 - w) exp(-behind)) in a numerically stable form; w stays off 0 and 1, which never change."""
     return torch.sigmoid(torch.logit(w, eps=1e-6) + behind)

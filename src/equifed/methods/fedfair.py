@@ -3,7 +3,7 @@
 minimise sum_i (m_i/m) L_i(theta)  subject to  |Dbar(theta)| <= epsilon,  Dbar = (1/N) sum_i D_i(theta)
 D_i = mean loss of client i's rows of group a and class c, minus that of its rows of group b and class c
 
-One full gradient of each client per round, everything at the same theta:
+One full gradient of each client per round, all at the same theta:
 theta <- theta - alpha [ sum_i (m_i/m) grad L_i + (la - lb)/N sum_i grad D_i ]
 la    <- max((1 - gamma beta) la + beta ( Dbar - epsilon), 0)
 lb    <- max((1 - gamma beta) lb + beta (-Dbar - epsilon), 0)
@@ -33,13 +33,13 @@ class Server(NamedTuple):
     lb: Tensor
     """lambda_b [P]: the price of Dbar below -epsilon."""
     gap: Tensor
-    """Dbar [P], the federated estimate, of the model last sent; nan where no client could compute it."""
+    """Dbar [P], the federated estimate for the last model sent; nan if no client could compute it."""
     t: Tensor
-    """k, rounds applied so far."""
+    """k, number of rounds applied so far."""
     primal: Tensor
     """Norm of the Lagrangian's gradient in the last round."""
     dual: Tensor
-    """How far the multipliers were from their fixed point in the last round."""
+    """Distance of the multipliers from their fixed point in the last round."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FedFair(Converging):
 
     name: ClassVar[str] = "fedfair"
     reveals: ClassVar[str] = (
-        "the mean gradients of loss and gap, the mean gap in loss, how many rows there are, and how many silos have "
+        "the mean gradients of loss and gap, the mean gap in loss, the number of rows, and the number of silos with "
         "both groups: of a single one, its gap"
     )
 
@@ -76,7 +76,7 @@ class FedFair(Converging):
         # sum_i (m_i/m) grad L_i + sum over pairs of (la - lb)/N sum_i grad D_i
         gradient = lagrangian(replies["loss_gradient"], m, replies["gap_gradient"], (server.la - server.lb) / N)
         la, lb, residual = self.dual_step(server.la, server.lb, replies["gap"] / N, replies["holders"])
-        moved = self.descended(server, gradient, replies["rows"] > 0, replies["holders"].sum() > 0, residual)
+        moved = self.descend(server, gradient, replies["rows"] > 0, replies["holders"].sum() > 0, residual)
         return self.keep_gap(moved._replace(la=la, lb=lb), replies, validation)
 
     def measure(self, down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
@@ -89,9 +89,9 @@ class FedFair(Converging):
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         defined = ~server.gap.isnan()
-        # the left-hand side of the constraint; 0 where no pair of groups can be compared
+        # the left-hand side of the constraint; 0 if no pair of groups can be compared
         gap = torch.where(defined, server.gap, torch.zeros_like(server.gap))
-        met = ~self.missed(gap, server.la, server.lb).any()
+        met = ~self.is_violated(gap, server.la, server.lb).any()
         return {
             **by_pair("lambda_a", server.la),
             **by_pair("lambda_b", server.lb),

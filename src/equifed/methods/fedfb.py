@@ -1,10 +1,10 @@
 """FedFB: Zeng, Chen and Lee, Improving Fairness via Federated Learning, arXiv:2110.15545.
 
-FairBatch with weights that the server keeps: w(s, y) of a row, 1 at the start. There are m(s, y) rows, m_s of a group.
+FairBatch with weights kept by the server: w(s, y) of a row, 1 at the start. There are m(s, y) rows, m_s of a group.
 
     measure:  client k:  S_k(s, y) = sum of theta's loss over its rows of each group and label;   S = sum_k S_k
-              server:    demographic parity:  q_s = (S(s, 0) - S(s, 1)) / m_s - m(s, 0) / m_s, about the selection rate,
-                         less a constant;     w(s, 0) <- w(s, 0) + a_t (n / m_s) mu_s within 0 and 2,
+              server:    demographic parity:  q_s = (S(s, 0) - S(s, 1)) / m_s - m(s, 0) / m_s, roughly the selection
+                         rate minus a constant;  w(s, 0) <- w(s, 0) + a_t (n / m_s) mu_s within 0 and 2,
                          w(s, 1) = 2 - w(s, 0)
                          equal opportunity, y = 1; equalised odds, all y:  q_s = S(s, y) / m(s, y);
                          w(s, y) <- w(s, y) + a_t (n / m(s, y)) mu_s, at least 0, rescaled to a mean of 1 per label
@@ -27,8 +27,8 @@ from equifed import tree
 from equifed.errors import ConfigError
 from equifed.methods import _by_loss
 from equifed.methods._cells import AIMS, COUNT_CELLS, DIFFERENCES, cell_counts, cell_sums, of_cells
-from equifed.methods._client_parity import COUNT_ROWS, Client, own_weights
-from equifed.methods._measured import kept_update, measuring
+from equifed.methods._client_parity import COUNT_ROWS, Client, weight_phases
+from equifed.methods._measured import kept_update, measure_phase
 from equifed.methods._wrapper import derived
 from equifed.methods.fedavg import ALONE, MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
@@ -44,31 +44,31 @@ class Server(NamedTuple):
     theta: Tree
     """theta, the global model."""
     counts: Tensor
-    """m(s, y) [G, C], rows of all clients by group and label."""
+    """m(s, y) [G, C], number of all clients' rows by group and label."""
     weight: Tensor
     """w(s, y) [G, C]."""
     t: Tensor
-    """t, rounds of training so far."""
+    """t, number of rounds of training so far."""
     rows: Tensor
-    """n, rows of all clients; this and the rest for client parity."""
+    """n, number of all clients' rows; this and the rest are for client parity."""
     loss: Tensor
-    """Sum of the mean losses q_k of the round's clients,"""
+    """Sum of the mean losses q_k of the round's clients."""
     clients: Tensor
-    """and how many these are."""
+    """Number of the round's clients."""
     mass: Tensor
     """sum_k n_k w_k / n, by which clients divide their weights."""
 
 
 @dataclass(frozen=True)
 class FedFB(FedAvg):
-    """Weigh groups and labels (or clients) by rules of FairBatch, with losses summed over all clients."""
+    """Weight groups and labels (or clients) by rules of FairBatch, with losses summed over all clients."""
 
     name: ClassVar[str] = "fedfb"
     reveals: ClassVar[str] = derived(
         lambda self: (
             f"{MEAN_UPDATE}; rows and loss by group and label: {ALONE}"
             if self.of_groups
-            else f"{MEAN_UPDATE}; the sum of the silos' mean losses, how many silos have rows, how much weight was cut"
+            else f"{MEAN_UPDATE}; the sum of the silos' mean losses, the number of silos with rows, and the weight cut"
         )
     )
     parent: ClassVar[str] = "fedavg"
@@ -77,17 +77,17 @@ class FedFB(FedAvg):
     )
 
     fairness: str = hyper(DEMOGRAPHIC, choices=(*DIFFERENCES, CLIENTS))
-    """What is to be equal: the groups' selection rates (of two classes), their losses on positive labels (of more
-    classes, on every label), on every label, or the clients' losses."""
+    """Quantity to equalise: the groups' selection rates (for two classes), their losses on positive labels (for more
+    classes, on each label), on each label, or the clients' losses."""
     alpha: float = hyper(0.3, low=0, vanishes=True)
     """Step of the weights; 0 gives FedAvg."""
     reference: Literal["mean", "first"] = hyper("mean", choices=("mean", "first"))
-    """What a group is compared with: the mean of the others, or the first group, which then moves against the sum of
-    the others' steps, as in the authors' code. With two groups that is the same."""
+    """Reference of a group: the mean of the others, or the first group, which then moves against the sum of the others'
+    steps, as in the authors' code. With two groups both are the same."""
     normalise: bool = hyper(False)
-    """Divide mu by its norm over groups and labels, so that a step has length a_t however large the gap is."""
+    """True: divide mu by its norm over groups and labels, so that a step has length a_t however large the gap is."""
     average_by: Literal["rows", "row-weights"] = hyper("rows", choices=("rows", "row-weights"))
-    """How much a client counts: by its rows, or by the sum of their weights, as in the authors' code."""
+    """Weight of a client: its number of rows, or the sum of their weights, as in the authors' code."""
 
     @property
     def setup(self) -> tuple[Phase, ...]:
@@ -97,8 +97,8 @@ class FedFB(FedAvg):
     def round(self) -> tuple[Phase, ...]:
         if self.of_groups:
             losses = {"losses": Bound(low=0, per_row=worst_loss, alike=WRONG)}
-            return (measuring(("losses", "counts"), cell_losses, self.move, losses), self.train)
-        return (*own_weights(self.alpha, self.rate), self.train)
+            return (measure_phase(("losses", "counts"), cell_losses, self.move, losses), self.train)
+        return (*weight_phases(self.alpha, self.rate), self.train)
 
     @property
     def train(self) -> Phase:
@@ -129,11 +129,11 @@ class FedFB(FedAvg):
             raise ConfigError("is demographic parity, which FedFB defines for two classes.", key="fairness")
         if not self.of_groups and (self.reference == "first" or self.normalise):
             name = "normalise" if self.normalise else "reference"
-            text = "is for groups: the server knows no single client's loss. Leave it out with client parity."
+            text = "applies to groups only: the server does not know single clients' losses. Leave it out."
             raise ConfigError(text, key=name)
 
     def rate(self, t: Tensor) -> Tensor:
-        # a_t = alpha / sqrt(t); a model that was never trained says nothing about its weights
+        # a_t = alpha / sqrt(t); 0 for the untrained model, which gives no information about weights
         return torch.where(t > 0, self.alpha / t.clamp_min(1).sqrt(), 0.0)
 
     # -- groups --------------------------------------------------------------------------------------------------------
@@ -144,20 +144,20 @@ class FedFB(FedAvg):
         if self.fairness == DEMOGRAPHIC:
             # q_s = (S(s, 0) - S(s, 1) - m(s, 0)) / m_s of the round's clients
             rows = m.sum(1)
-            mu = self.apart((S[:, 0] - S[:, 1] - m[:, 0]) / rows.clamp_min(1), rows > 0)
+            mu = self.compare((S[:, 0] - S[:, 1] - m[:, 0]) / rows.clamp_min(1), rows > 0)
             negative = (server.weight[:, 0] + step / counts.sum(1).clamp_min(1) * mu).clamp(0, 2)
             weight = torch.stack([negative, 2 - negative], 1)
         else:
             label = torch.arange(m.shape[1], device=m.device)
             looked_at = (label == 1) | (self.fairness != OPPORTUNITY) | (len(label) > 2)
-            mu = self.apart(S / m.clamp_min(1), (m > 0) & looked_at)
+            mu = self.compare(S / m.clamp_min(1), (m > 0) & looked_at)
             moved = (server.weight + step / counts.clamp_min(1) * mu).clamp_min(0)
             total, before = (counts * moved).sum(0), counts.sum(0)
             weight = moved * torch.where(total > 0, before / total.clamp_min(1e-12), 1.0)
         return server._replace(weight=weight, t=server.t + 1)
 
-    def apart(self, q: Tensor, there: Tensor) -> Tensor:
-        """mu [G, ...]: how far each group's q lies from the others'; 0 where there is none, or no other."""
+    def compare(self, q: Tensor, there: Tensor) -> Tensor:
+        """Return mu [G, ...], the difference of each group's q from the reference; 0 if there is none, or no other."""
         q = torch.where(there, q, 0.0)
         if self.reference == "first":
             mu = torch.where(there & there[0], q - q[0], 0.0)
@@ -171,7 +171,7 @@ class FedFB(FedAvg):
     # -- training ------------------------------------------------------------------------------------------------------
 
     def weights(self, down: Record, state: Client, data: Data) -> Tensor:
-        """w of each row [n]; 1 for a row of unknown group, where groups are weighed."""
+        """Return w of each row [n]; 1 for a row of unknown group, if groups are weighted."""
         if self.of_groups:
             return of_cells(down["weight"], data, 1.0)
         return state.weight / down["mass"] * torch.ones_like(data.mask)
@@ -192,7 +192,7 @@ class FedFB(FedAvg):
 
 
 def cell_losses(theta: Tree, data: Data) -> Record:
-    """S_k(s, y) and m_k(s, y)."""
+    """Return S_k(s, y) and m_k(s, y)."""
     return {"losses": cell_sums(data, data.task.row_loss(theta, data.x, data.y)), "counts": cell_counts(data)}
 
 

@@ -10,8 +10,8 @@ p_i is the probability of class 1, and r_s a mean of it or a quotient of two sum
     train:    client k:  minimise  (1/B) sum_i [ loss_i + g(s_i, y_i) p_i(theta) ]
               server:    theta <- sum_k (n_k / n) theta_k
 
-The mean over all clients' rows has then the gradient of mean loss + lambda J(F) at theta, however rows are spread over
-clients. The server needs only sums; a row of unknown group has g = 0.
+The mean over all clients' rows then has the gradient of mean loss + lambda J(F) at theta, however rows are distributed
+over clients. The server needs only sums; a row of unknown group has g = 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from equifed import tree
 from equifed.methods._cells import cell_counts, cell_sums, logit, logit_of, of_cells, one_hot
-from equifed.methods._measured import Client, kept_update, measuring
+from equifed.methods._measured import Client, kept_update, measure_phase
 from equifed.methods._ties import first_largest, first_least
-from equifed.methods.fedavg import MEAN_UPDATE, FedAvg, averaging
+from equifed.methods.fedavg import ALONE, MEAN_UPDATE, FedAvg, averaging
 from equifed.methods.hyper import hyper
 from equifed.protocol import Bound, Data, Knob, LocalTraining, Phase, Record, Start, Task, notions
 from equifed.tree import Tree
@@ -36,8 +36,8 @@ PARTS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "equal_opportunity": ((0, 1), (0, 0)),
     "predictive_parity": ((0, 1), (1, 1)),
 }
-"""For labels 0 and 1: whether a row's p is in the numerator of its group's rate, and whether in the denominator, which
-is else the number of the numerator's rows."""
+"""For labels 0 and 1: 1 if a row's p is in the numerator of its group's rate; 1 if it is in the denominator, which is
+otherwise the number of the numerator's rows."""
 
 
 class Server(NamedTuple):
@@ -46,7 +46,7 @@ class Server(NamedTuple):
     F: Tensor
     """F, the gap of the round's clients."""
     slope: Tensor
-    """g [G, 2], by group and label."""
+    """g [G, 2], the slope by group and label."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,7 @@ class FedGFT(FedAvg):
     """Penalise the gap between the groups' mean predictions over all clients: clients add its slope to their loss."""
 
     name: ClassVar[str] = "fedgft"
-    reveals: ClassVar[str] = (
-        f"{MEAN_UPDATE}; rows and mean prediction by group and label: of a group that one silo alone has, they are "
-        "that silo's"
-    )
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; rows and mean prediction by group and label: {ALONE}"
     parent: ClassVar[str] = "fedavg"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     knob: ClassVar[Knob | None] = Knob(
@@ -69,19 +66,19 @@ class FedGFT(FedAvg):
     )
 
     notion: str = hyper("demographic_parity", choices=tuple(PARTS))
-    """The mean prediction that is to be equal between groups: of all rows, or of those with a positive label; or the
-    share of positive labels among rows weighed by their predictions ("predictive_parity", the paper's calibration)."""
+    """Mean prediction to equalise between groups: of all rows, or of those with a positive label; or the share of
+    positive labels among rows weighted by their predictions ("predictive_parity", the paper's calibration)."""
     fairness_weight: float = hyper(2.0, low=0, vanishes=True)
-    """lambda: the weight of the gap in the loss; 0 gives FedAvg. What is stable depends on how far a round moves."""
+    """lambda: weight of the gap in the loss; 0 gives FedAvg. The stable range depends on how far a round moves."""
     penalty: Literal["l2", "id"] = hyper("l2", choices=("l2", "id"))
     """J: half the square of the gap, or the gap itself."""
     auto: bool = hyper(False)
-    """Take lambda = 2 |F| of every round in place of fairness_weight."""
+    """True: use lambda = 2 |F| of each round instead of fairness_weight."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
         up, train = ("scores", "counts", "rows"), LocalTraining(kept_update, penalised_loss, start)
-        measure = measuring(up, scores, self.combine, {"scores": Bound(low=0, per_row=1.0)})
+        measure = measure_phase(up, scores, self.combine, {"scores": Bound(low=0, per_row=1.0)})
         return (measure, averaging(train, down=("slope",)))
 
     def init(self, task: Task, parameters: Tree) -> Server:
@@ -98,7 +95,7 @@ class FedGFT(FedAvg):
         there = denominator > 0
         inverse = torch.where(there, 1 / denominator.clamp_min(1e-12), 0.0)
         r = (P * above).sum(1) * inverse
-        # the groups with the largest and the smallest rate; F = 0 where fewer than two have one, or all the same
+        # the groups with the largest and the smallest rate; F = 0 if fewer than two have one, or all are equal
         high, low = first_largest(torch.where(there, r, -torch.inf)), first_least(torch.where(there, r, torch.inf))
         sign = one_hot(high, len(r), r) - one_hot(low, len(r), r)
         F = (sign * r).sum()
@@ -113,7 +110,7 @@ class FedGFT(FedAvg):
 
 
 def scores(theta: Tree, data: Data) -> Record:
-    """The sum of p by group and label, and how many rows there are."""
+    """Return the sum of p by group and label, and the numbers of rows."""
     p = torch.sigmoid(logit(theta, data))
     return {"scores": cell_sums(data, p), "counts": cell_counts(data), "rows": data.n}
 
@@ -123,7 +120,7 @@ def start(down: Record, state: Client, data: Data) -> Start:
 
 
 def penalised_loss(theta: Tree, context: Tree, batch: Data) -> Tensor:
-    """(1/B) sum_i [ loss_i + g_i p_i ]."""
+    """Return (1/B) sum_i [ loss_i + g_i p_i ]."""
     output = batch.task.forward(theta, batch.x)
     loss = batch.task.loss_of(output, batch.y)
     return batch.mean(loss + batch.per_row["slope"] * torch.sigmoid(logit_of(output)))

@@ -6,8 +6,8 @@ server:    g_k = (theta - theta_k) / ||theta - theta_k||
            a = argmin ||sum_k a_k g_k||^2  over the simplex with |a_k - a0_k| <= epsilon
            theta <- theta - eta_t sum_k a_k g_k
 
-With epsilon = 1 the step goes down for every client of the round, or nowhere. How long an update is does not matter, so
-that none dominates by its length; epsilon = 0 is the mean of unit updates with the weights a0.
+With epsilon = 1 the step lowers the loss of every client of the round, or is 0. The lengths of updates have no effect,
+so that none dominates by its length; epsilon = 0 is the mean of unit updates with the weights a0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Task, U
 from equifed.tree import Tree
 
 STEPS = 200
-"""Of the search for a."""
+"""Number of steps of the search for a."""
 
 
 class Server(NamedTuple):
@@ -33,7 +33,7 @@ class Server(NamedTuple):
     eta: Tensor
     """eta_t, the step of the next round."""
     length: Tensor
-    """||sum_k a_k g_k|| of the last round, from 0, where clients want opposite things, to 1, where they agree."""
+    """||sum_k a_k g_k|| of the last round, from 0 (opposite updates) to 1 (equal directions)."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class FedMGDA(Method):
     name: ClassVar[str] = "fedmgda+"
 
     epsilon: float = hyper(1.0, low=0, high=1)
-    """How far a client's weight may be from a0: 1 leaves it free, 0 fixes it."""
+    """Largest distance of a client's weight from a0: 1 leaves it free, 0 fixes it."""
     step_size: float = hyper(1.0, low=0)
-    """eta of round 1: the length of the longest step, as the updates' own lengths are lost."""
+    """eta of round 1: the length of the longest step, as the updates' own lengths are not used."""
     decay: float = hyper(0.95, low=0, high=1)
-    """By which eta is multiplied after every round."""
+    """Factor by which eta is multiplied after every round."""
     start: Literal["equal", "rows"] = hyper("equal", choices=("equal", "rows"))
-    """a0: the same for every client of the round, or in proportion to its rows."""
+    """a0: equal for all clients of the round, or in proportion to their rows."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -63,7 +63,7 @@ class FedMGDA(Method):
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         delta = torch.cat([leaf.flatten(1) for leaf in tree.leaves(replies["update"])], 1).double()
         norm = delta.square().sum(1).sqrt()
-        # an update of 0 has no direction
+        # updates of 0, which have no direction, are left out
         there = (replies["present"] > 0) & (norm > 0)
         unit = torch.where(there[:, None], delta / norm.clamp_min(1e-30)[:, None], 0.0)
         a0 = there * (replies["rows"] if self.start == "rows" else torch.ones_like(norm))
@@ -75,7 +75,7 @@ class FedMGDA(Method):
         return Server(theta, server.eta * self.decay, (a @ unit).square().sum().sqrt().to(server.eta.dtype))
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        """How far the clients agree on the direction."""
+        """Return how far the clients agree on the direction, from 0 to 1."""
         return {"direction_length": server.length}
 
 
@@ -84,8 +84,8 @@ def update_and_rows(parameters: Tree, down: Record, state: Tree, data: Data, con
 
 
 def shortest(products: Tensor, start: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """argmin a' products a over the simplex with low <= a <= high, by accelerated projected gradient steps."""
-    rate = 1 / products.square().sum().sqrt().clamp_min(1e-30)  # one over the Frobenius norm, a bound of the steepness
+    """Return argmin a' products a over the simplex with low <= a <= high, by accelerated projected gradient steps."""
+    rate = 1 / products.square().sum().sqrt().clamp_min(1e-30)  # the Frobenius norm bounds the Lipschitz constant
     a = ahead = start
     for number in range(STEPS):
         new = onto_simplex(ahead - rate * (products @ ahead), low, high)
@@ -95,8 +95,8 @@ def shortest(products: Tensor, start: Tensor, low: Tensor, high: Tensor) -> Tens
 
 
 def onto_simplex(v: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The closest point of {low <= a <= high, sum = 1}: v - shift, cut at both ends."""
-    # the sum over k of v_k - shift, cut, falls by pieces, from that of high to that of low: its value at every bend
+    """Return the closest point of {low <= a <= high, sum = 1}: v - shift, clamped at both ends."""
+    # the clamped sum over k of v_k - shift falls piecewise linearly from sum(high) to sum(low): its value at each bend
     bends, order = torch.cat([v - high, v - low]).sort()
     falling = torch.cat([torch.ones_like(v), -torch.ones_like(v)]).gather(0, order).cumsum(0)
     total = high.sum() - torch.cat([v.new_zeros(1), (falling[:-1] * bends.diff()).cumsum(0)])

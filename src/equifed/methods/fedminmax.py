@@ -2,7 +2,7 @@
 
 rho_a = n_a / n, the share of group a in all clients' rows;  mu = rho at the start
 client k:  theta_k minimises  sum_a (n_ak / n_k) (mu_a / rho_a) r_ak  =  mean of (mu_s / rho_s) loss over its rows
-           and reports the loss of theta on its rows of every group; a row of unknown group has weight 1
+           and reports the loss of theta on its rows of each group; a row of unknown group has weight 1
 server:    theta <- sum_k (n_k / n) theta_k
            r_a = mean loss of theta on all rows of group a;  mu <- projection of mu + eta r on the simplex
 """
@@ -73,15 +73,15 @@ class FedMinMax(FedAvg):
         losses, counts = replies["losses"], replies["counts"]
         has_rows = counts > 0
         risk = losses / counts.clamp_min(1)
-        # a group that none of the round's clients has counts with the mean over groups, which the projection takes off
+        # a group without rows in this round gets the mean over groups, which the projection removes
         risk = torch.where(has_rows, risk, risk.sum() / has_rows.sum().clamp_min(1))
-        # one without any training rows stays without weight
+        # a group without training rows keeps weight 0
         mu = project(torch.where(server.rho > 0, server.mu + self.adversary_rate * risk, -torch.inf))
         averaged: Server = apply_mean_update(server, replies, validation)
         return averaged._replace(mu=mu)
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        """How much more the most favoured group counts than its rows do."""
+        """Return the largest ratio of a group's weight to its share of the rows."""
         return {"largest_weight": torch.where(server.rho > 0, server.mu / server.rho.clamp_min(1e-12), 0.0).max()}
 
 
@@ -98,9 +98,10 @@ def update_and_risks(parameters: Tree, down: Record, state: Tree, data: Data, co
 
 
 def project(mu: Tensor) -> Tensor:
-    """The closest point of the simplex {mu >= 0, sum = 1}, by Euclidean distance (Held, Wolfe and Crowder 1974)."""
+    """Return the closest point of the simplex {mu >= 0, sum = 1}, in Euclidean distance (Held, Wolfe and Crowder
+    1974)."""
     ordered = mu.sort(descending=True).values
     excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(mu) + 1, device=mu.device)
-    # the last threshold that leaves its own entry positive
+    # the last threshold below its own entry
     kept = (ordered > excess).sum()
     return (mu - excess.gather(0, (kept - 1).clamp_min(0).reshape(1))).clamp_min(0)

@@ -25,14 +25,14 @@ class Server(NamedTuple):
     m: Tree
     """m, the momentum."""
     t: Tensor
-    """t, rounds applied so far."""
+    """t, number of rounds applied so far."""
     T: Tensor
-    """T, rounds planned."""
+    """T, number of planned rounds."""
 
 
 @dataclass(frozen=True)
 class ServerMomentum(Method):
-    """Base of FedMom and FedDemon; not a method by itself."""
+    """The base of FedMom and FedDemon; not itself a method."""
 
     parent: ClassVar[str] = "fedavg"
     reveals: ClassVar[str] = MEAN_UPDATE
@@ -46,7 +46,7 @@ class ServerMomentum(Method):
         return Server(parameters, tree.zeros_like(parameters), zero, zero + task.rounds)
 
     def momentum(self, t: Tensor, T: Tensor) -> Tensor | float:
-        """beta of round t of T."""
+        """Return beta of round t of T."""
         raise NotImplementedError
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:

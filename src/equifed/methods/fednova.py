@@ -1,7 +1,7 @@
 """FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
 2020.
 
-client k:  tau_k steps from theta;  Delta_k = theta_k - theta is -eta times a sum of gradients, whose weights add up to
+client k:  tau_k steps from theta;  Delta_k = theta_k - theta is -eta times a sum of gradients with total weight
 
     a_k = tau_k                                                   SGD
     a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho)   with momentum rho
@@ -9,7 +9,7 @@ client k:  tau_k steps from theta;  Delta_k = theta_k - theta is -eta times a su
 
 server:    theta <- theta + tau sum_k (n_k / n) Delta_k / a_k,    tau = sum_k (n_k / n) a_k
 
-So clients count by their rows, not by their rows times their steps. With equal a_k it is FedAvg.
+So clients are weighted by their rows, not by their rows times their steps. With equal a_k it is FedAvg.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from equifed.protocol import Bound, Data, EmpiricalRisk, LocalTraining, Method, 
 from equifed.tree import Tree
 
 MANY_BATCHES = 1e5
-"""So many batches an epoch may have whatever the others have: a million rows in batches of ten."""
+"""Number of batches per epoch up to which clients are not compared: a million rows in batches of ten."""
 
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """Average the clients' updates per local step, so that those who take more steps do not count more."""
+    """Average the clients' updates per local step, so that clients with more steps do not count more."""
 
     name: ClassVar[str] = "fednova"
     reveals: ClassVar[str] = f"{MEAN_UPDATE}; the mean number of local steps"
 
     mu: float = hyper(0.0, low=0)
-    """Weight of a proximal term, as in FedProx; for SGD without momentum."""
+    """Weight of a proximal term, as in FedProx; only for SGD without momentum."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -55,16 +55,16 @@ class FedNova(Method):
         local, mu = task.local, float(self.mu)
         if local.optimizer != "sgd":
             raise ConfigError(
-                f"{self.name} divides a client's update by the weight of its gradients in it, which is not known for "
-                "Adam. Train locally with optimizer = sgd, with or without momentum; for Adam at the server take "
+                f"{self.name} divides a client's update by the total weight of its gradients, which is unknown for "
+                "Adam. Train locally with optimizer = sgd, with or without momentum; for Adam at the server use "
                 "fednova@adam."
             )
         if mu and local.momentum:
-            text = f"goes with SGD without momentum, whose is {local.momentum:g}. Set one of them to 0."
+            text = f"needs SGD without momentum, and the momentum is {local.momentum:g}. Set one of them to 0."
             raise ConfigError(text, key="mu", value=mu)
         fastest = local.largest_rate(task.rounds)
         if mu * fastest >= 1:
-            text = f"times the learning rate, {fastest:g}, must be below 1: steps would overshoot. Make one smaller."
+            text = f"times the learning rate, {fastest:g}, must be below 1: steps would overshoot. Reduce one of them."
             raise ConfigError(text, key="mu", value=mu)
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -74,26 +74,26 @@ class FedNova(Method):
         return {"update": update, "steps": data.n * a, "rows": data.n}, state
 
     def weight_of_gradients(self, tau: Tensor, data: Data) -> Tensor:
-        """a_k."""
+        """Return a_k."""
         rho = data.task.local.momentum
         if rho:
             return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
-        # expm1 and log1p: for small eta mu the difference from 1 is all there is
+        # expm1 and log1p are exact for small eta mu
         pull = torch.as_tensor(data.learning_rate * self.mu, dtype=tau.dtype, device=tau.device)
         held = -torch.expm1(tau * torch.log1p(-pull)) / torch.where(pull > 0, pull, 1.0)
         return torch.where(pull > 0, held, tau)
 
 
 def most_gradients(task: Task, rows: np.ndarray) -> np.ndarray:
-    """a_k of a client with so many rows, without a proximal term: with one it is less."""
+    """Return a_k of a client with `rows` rows without a proximal term; with one it is smaller."""
     local = task.local
     batches = np.ones(np.shape(rows)) if local.batch_size is None else np.ceil(rows / local.batch_size)
     return local.epochs * batches / (1 - local.momentum)
 
 
 def many_gradients(task: Task) -> float:
-    """a_k that needs no comparison with the others': the server multiplies the mean update by it, and a client says
-    itself how many rows it has."""
+    """Return the a_k up to which clients are not compared. A limit is needed because the server multiplies the mean
+    update by a_k, and clients report their own numbers of rows."""
     return MANY_BATCHES * task.local.epochs / (1 - task.local.momentum)
 
 

@@ -2,12 +2,12 @@
 
 theta = (body, head) as in FedPer, but a client trains first its head, then the body:
 
-client k:  head_k <- head_k after E_h epochs, the body as it came down;  head_k stays with the client
-           body_k = body after E_b epochs, head_k as it is now
+client k:  head_k <- head_k after E_h epochs with the received body;  head_k stays with the client
+           body_k = body after E_b epochs with the new head_k
 server:    body <- body + sum_k n_k (body_k - body) / sum_k n_k
 predict:   client k:  (body, head_k)
 
-After the last round every client trains its head once more, on the body that came of it.
+After the last round every client trains its head once more, on the final body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from equifed.methods.fedavg import averaging, weighted_update
-from equifed.methods.fedper import FedPer, apply_to_body, joined_loss, training_heads
+from equifed.methods.fedper import FedPer, apply_to_body, head_phase, joined_loss
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, LocalTraining, Phase, Record, Start, Task
 from equifed.tree import Tree
@@ -26,22 +26,22 @@ class Client(NamedTuple):
     head: Tree
     """head_k, the client's own last layers."""
     body: Tree
-    """The body as it came down for the head, so that it need not come again."""
+    """The body as received for the head, so that it is not sent again."""
 
 
 @dataclass(frozen=True)
 class FedRep(FedPer):
-    """As FedPer, but every client trains first its own head on the shared layers, then these under its head."""
+    """Share all layers but the last, as FedPer; each client trains first its own head, then the shared layers."""
 
     name: ClassVar[str] = "fedrep"
     parent: ClassVar[str] = ""
 
     head_layers: int = hyper(1, low=0, high=10_000)
-    """How many of the last layers stay with the clients; 0 gives FedAvg with `body_epochs` epochs."""
+    """Number of last layers that stay with the clients; 0 gives FedAvg with `body_epochs` epochs."""
     final_epochs: int = hyper(10, low=0, high=1_000_000)
     """Passes over the rows for the head alone, by every client after the last round."""
     head_epochs: int = hyper(4, low=0, high=1_000_000)
-    """E_h: passes over the rows for the head in a round; 0 leaves the heads as they start."""
+    """E_h: passes over the rows for the head in a round; 0 leaves the heads at their initial values."""
     body_epochs: int = hyper(1, low=1, high=1_000_000)
     """E_b: passes over the rows for the shared layers, after those for the head."""
 
@@ -50,7 +50,7 @@ class FedRep(FedPer):
         work = LocalTraining(update_of_body, joined_loss, body_alone, epochs=self.body_epochs)
         if not self.head_epochs or not self.head_layers:
             return (averaging(work, apply_to_body, ("body",)),)
-        return (training_heads(self.head_epochs, keep_both), averaging(work, apply_to_body, ()))
+        return (head_phase(self.head_epochs, keep_both), averaging(work, apply_to_body, ()))
 
     def init_client(self, task: Task, parameters: Tree) -> Any:
         return Client(*self.split(self.init(task, parameters).theta))

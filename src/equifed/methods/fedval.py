@@ -24,9 +24,9 @@ from equifed.protocol import VALIDATION, Bound, Data, LocalTraining, Method, Pha
 from equifed.tree import Tree
 
 LEAST = 0.001
-"""The score of a model that is as unfair as can be."""
+"""Score of the least fair model."""
 OWN_MODEL = {"theta": Update(around="theta")}
-"""What moves the model where clients reply with their own."""
+"""Updates of clients that reply their own models."""
 
 
 def own_model(parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -46,9 +46,9 @@ class FedVal(Method):
     needs_validation: ClassVar[bool] = True
 
     fairness: str | tuple[str, ...] = hyper("demographic_parity_ratio", choices=RATIOS, several=True)
-    """F: the fairness metric, or several whose mean is taken."""
+    """F: the fairness metric, or the mean of several."""
     as_published: bool = False
-    """Measure F as the code behind FAIR-FATE's tables does, defects included."""
+    """True: measure F as the code behind FAIR-FATE's tables, including its defects."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -72,7 +72,7 @@ class FedVal(Method):
 
 @dataclass(frozen=True)
 class SummedFedVal(FedVal):
-    """FedVal whose clients measure F_k."""
+    """FedVal with F_k measured by the clients."""
 
     @property
     def round(self) -> tuple[Phase, ...]:

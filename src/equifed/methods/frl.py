@@ -3,9 +3,9 @@
 client k:  theta^s[R_g] = sort(theta^s);  train the scores on mean loss, by edge-popup;  R_k = argsort(theta^s)
 server:    R_g = VOTE{R_k} = argsort(sum_k positions of R_k)
 
-Only rankings travel, ceil(log2 n) bits per edge of a layer with n edges; weights are drawn from the shared seed and
-never change (see _supermask.py). Everything is done layer by layer. The vote is a sum: to have the server see nothing
-else, clients send positions in place of rankings, in 8 bytes per edge (`summed`).
+Only rankings are sent, ceil(log2 n) bits per edge of a layer with n edges; weights are drawn from the shared seed and
+never change (see _supermask.py). All steps are done layer by layer. The vote is a sum: so that the server sees only
+this, clients send positions instead of rankings, in 8 bytes per edge (`summed`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class FRL(Method):
     """Clients rank the edges of a random network by importance, and the server lets them vote."""
 
     name: ClassVar[str] = "frl"
-    reveals: ClassVar[str] = "how important every edge is to the silos together"
+    reveals: ClassVar[str] = "the importance of every edge to all silos together"
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     keep: float = hyper(0.5, low=0, high=1)
-    """k: the share of a layer's edges that remain; at least one does."""
+    """k: share of a layer's edges that remain, at least one edge."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -85,7 +85,7 @@ class SummedFRL(FRL):
         return (Phase("train", ("R",), ("positions",), train, self.add_up, "sum", **options),)
 
     def add_up(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        return self.network(supermask.elected(replies["positions"]), server.w)
+        return self.network(supermask.elect(replies["positions"]), server.w)
 
 
 def start(down: Record, state: Tree, data: Data) -> Start:

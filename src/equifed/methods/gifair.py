@@ -7,7 +7,7 @@ client k:  F_k = loss of theta on its rows;  theta_k = theta after local trainin
 server:    r_k = number of clients with a lower loss - number of clients with a higher one (`_ties`: beyond rounding)
            theta <- theta + sum_k (p_k + lambda r_k) (theta_k - theta) / sum_k (p_k + lambda r_k)
 
-lambda is a share of min_k p_k / (K - 1), up to which all weights are positive.
+lambda is a share of min_k p_k / (K - 1), the limit up to which all weights are positive.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equifed.methods._by_loss import CLIENTS, moved, weighing
-from equifed.methods._ties import above
+from equifed.methods._by_loss import CLIENTS, loss_phase, move_theta
+from equifed.methods._ties import compare
 from equifed.methods.hyper import hyper
 from equifed.protocol import Data, Knob, Method, Phase, Record, Server
 
@@ -33,21 +33,21 @@ class GIFAIR(Method):
     knob: ClassVar[Knob | None] = Knob("fairness_weight", 0.05, 1.0, CLIENTS, scale="linear", neutral=0.0)
 
     fairness_weight: float = hyper(0.5, low=0, high=1, vanishes=True)
-    """lambda, as a share of the largest that leaves no client a negative weight; 0 gives FedAvg."""
+    """lambda, as a share of the largest value without negative weights; 0 gives FedAvg."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (weighing(self.step),)
+        return (loss_phase(self.step),)
 
     def step(self, server: Server, replies: Record, validation: Data | None) -> Server:
         rows = replies["present"] * replies["rows"]
         p = rows / rows.sum().clamp_min(1)
-        return server._replace(theta=moved(server.theta, replies, self.weights(p, replies["loss"])))
+        return server._replace(theta=move_theta(server.theta, replies, self.weights(p, replies["loss"])))
 
     def weights(self, p: Tensor, loss: Tensor) -> Tensor:
-        """p_k + lambda r_k of the clients with p_k > 0; of equal losses, up to rounding, each has the mean rank."""
+        """Return p_k + lambda r_k of the clients with p_k > 0; equal losses, up to rounding, have the mean rank."""
         there = p > 0
-        rank = (above(loss[:, None], loss) * there).sum(1)
+        rank = (compare(loss[:, None], loss) * there).sum(1)
         smallest = torch.where(there, p, 1.0).min()
         largest = smallest / (there.sum() - 1).clamp_min(1)
         return torch.where(there, p + self.fairness_weight * largest * rank, 0.0)

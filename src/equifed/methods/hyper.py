@@ -1,4 +1,4 @@
-"""Hyper-parameters: dataclass fields with an allowed range and, in the docstring under them, their meaning."""
+"""Hyperparameters: dataclass fields with an allowed range and a docstring under them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def hyper(
     several: bool = False,
     vanishes: bool = False,
 ) -> Any:
-    """A hyper-parameter with its allowed values.
+    """Declare a hyperparameter with its allowed values.
 
-    Checked before a run, not inside the method, where it may be a whole sweep of values. `several` allows a tuple of
+    It is checked before a run, not inside the method, where it may be a sweep of values. `several` allows a tuple of
     choices. `vanishes` marks the weight that, at 0, turns the method into its parent.
     """
     metadata = {"low": low, "high": high, "choices": choices, "several": several, "vanishes": vanishes}
@@ -29,23 +29,23 @@ def hyper(
 
 
 def options(of: Method | type) -> dict[str, Option]:
-    """The fields of a dataclass by name; a method's hyper-parameters, those of all parts that it is composed of."""
+    """Return the options of a dataclass by name; for a method, the hyperparameters of all its parts."""
     kinds = [type(part) for part in of.parts] if isinstance(of, Method) else [of]
     return {option.name: option for kind in kinds for option in options_of(kind)}
 
 
 def check(method: Method) -> None:
-    """Refuse hyper-parameters outside their declared range."""
+    """Raise a ConfigError for hyperparameters outside their declared range."""
     for name, value in method.hyper.items():
         check_value(method, name, value)
 
 
 def check_value(method: Method, name: str, value: Any) -> None:
-    """Refuse a hyper-parameter that the method does not have, or a value outside its declared range. A number must be
-    finite, and no larger than what can be computed with, also where no range is declared."""
+    """Raise a ConfigError for an unknown hyperparameter or a value outside its declared range. Without a range, a
+    number must be finite and small enough for training."""
     known = options(method)
     if name not in known:
-        raise unknown_name(f"hyper-parameter of {method.name}", name, known, key=name)
+        raise unknown_name(f"hyperparameter of {method.name}", name, known, key=name)
     option = known[name]
     chosen = value if option.several and isinstance(value, tuple) and value else (value,)
     if option.choices is not None and any(choice not in option.choices for choice in chosen):

@@ -4,10 +4,10 @@ client k:  q_k = argmin_q F_k(theta_q), the model with the lowest loss on its ro
            theta_k = theta_{q_k} after local training
 server:    theta_q <- theta_q + sum_{k: q_k = q} n_k (theta_k - theta_q) / sum_{k: q_k = q} n_k
 
-A model that nobody chose stays as it is. The Q models start from different initial parameters.
+A model that no client chose stays unchanged. The Q models start from different initial parameters.
 
-The sums over the clients of each model are all that the server needs. To have it see nothing else, a client sends an
-update for every model, zero but for its own, at Q times the bytes (`summed`).
+The server needs only the sums over the clients of each model. So that it sees only these, a client sends an update for
+every model, zero except for its own, at Q times the bytes (`summed`).
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from equifed.protocol import (
     Start,
     Task,
     Update,
-    kept,
-    unchanged,
+    ignore_replies,
+    store_replies,
 )
 from equifed.tree import Tree
 
 
 class Client(NamedTuple):
     group: Tensor
-    """q_k, the model that the client chose last; -1 until it has."""
+    """q_k, the model that the client chose last; -1 for none yet."""
 
 
 @dataclass(frozen=True)
 class IFCA(Method):
-    """Train several models; every client trains, and uses, the one that suits it best."""
+    """Train several models; every client trains, and uses, the one that fits it best."""
 
     name: ClassVar[str] = "ifca"
     reveals: ClassVar[str] = (
-        "the mean update of every model, how many chose it (who, only with known groups) and how many rows they have: "
-        "of a single one, its update"
+        "the mean update of every model, the number of silos that chose it (with known groups, also which) and the "
+        "number of their rows: for a model of a single silo, its update"
     )
     personal: ClassVar[bool] = True
 
     num_groups: int = hyper(2, low=1, high=10_000)
-    """Q: how many models."""
+    """Q: number of models."""
     known: bool = hyper(False, choices=(False, True))
-    """Whether a client's model is that of its known group, instead of the one with the lowest loss."""
+    """True: a client's model is that of its known group; false: the one with the lowest loss."""
     min_clients: int = hyper(1, low=1)
-    """A model that fewer clients choose in a round stays as it is. With secure sums, 3 keeps the updates of one or two
-    to themselves."""
+    """Smallest number of clients in a round that changes their model. With secure sums, 3 protects the updates of one
+    or two clients."""
 
     @property
     def setup(self) -> tuple[Phase, ...]:
@@ -81,7 +81,7 @@ class IFCA(Method):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return () if self.known else (choosing(lowest_loss, "theta"),)
+        return () if self.known else (choice_phase(lowest_loss, "theta"),)
 
     @property
     def summed(self) -> Method:
@@ -100,7 +100,7 @@ class IFCA(Method):
             )
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
-        return nobody(parameters)
+        return ungrouped(parameters)
 
     def start(self, down: Record, state: Client, data: Data) -> Start:
         group = state.group if self.known else lowest_loss(down["theta"], data)
@@ -115,30 +115,30 @@ class IFCA(Method):
         return Server(tree.add(server.theta, tree.weighted_sum(replies["update"], share)))
 
     def predict(self, task: Task, server: Server, client: Client, x: Tensor) -> Tensor:
-        """Those of the client's model; the mean over all models for a client that has not chosen."""
+        """Return predictions of the client's model; for a client that has not chosen, the mean over all models."""
         predictions = vmap(task.predict, (0, None))(server.theta, x)
         return torch.where(client.group < 0, predictions.mean(0), tree.pick(predictions, client.group.clamp_min(0)))
 
 
 @dataclass(frozen=True)
 class SummedIFCA(IFCA):
-    """IFCA by Q sums; if one can be over too few clients, they count themselves before they add up."""
+    """IFCA by Q sums; with `min_clients` above 1, the clients of each model are counted first."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
         bounds = {"of_model": TABLE, "choices": YES_OR_NO}
         updates = {"update": Update(weight="rows", among="of_model")}
-        count = Phase("count", ("theta",), ("choices",), self.count, kept, "sum", bounds=bounds)
+        count = Phase("count", ("theta",), ("choices",), self.count, store_replies, "sum", bounds=bounds)
         train, up = LocalTraining(self.finish, prepare=self.start), ("update", "rows", "of_model", "choices")
         down = ("theta",) if self.min_clients == 1 else ("theta", "choices")
         add = Phase("train", down, up, train, average_each, "sum", bounds=bounds, updates=updates)
         return (add,) if self.min_clients == 1 else (count, add)
 
     def init(self, task: Task, parameters: Tree) -> Any:
-        return Counted(parameters, tree.zeros(parameters, self.num_groups))
+        return SummedServer(parameters, tree.zeros(parameters, self.num_groups))
 
     def choice(self, group: Tensor, data: Data) -> Tensor:
-        """1 for the model that the client chooses [Q], if it has rows."""
+        """Return 1 for the model that the client chooses, else 0 [Q]; all 0 without rows."""
         return one_hot(group, self.num_groups, data.mask) * (data.n > 0)
 
     def count(self, down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
@@ -151,35 +151,35 @@ class SummedIFCA(IFCA):
         update = tree.map(lambda leaf: torch.einsum("q,...->q...", added, leaf), reply["update"])
         return {"update": update, "rows": data.n, "of_model": added * data.n, "choices": mine}, state
 
-    def observe(self, server: Counted) -> dict[str, Tensor]:
-        return {"fewest_clients": fewest(server.choices, self.min_clients)}
+    def observe(self, server: SummedServer) -> dict[str, Tensor]:
+        return {"fewest_clients": smallest_sum(server.choices, self.min_clients)}
 
 
-class Counted(NamedTuple):
-    """The server's state where it sees sums."""
+class SummedServer(NamedTuple):
+    """The server's state of `SummedIFCA`."""
 
     theta: Tree
     """theta_q, the models."""
     choices: Tensor
-    """How many clients of the last round chose each [Q]."""
+    """Number of clients of the last round that chose each model [Q]."""
 
 
-def average_each(server: Counted, replies: Record, validation: Data | None) -> Counted:
+def average_each(server: SummedServer, replies: Record, validation: Data | None) -> SummedServer:
     # theta_q <- theta_q + sum_{k in q} n_k Delta_k / sum_{k in q} n_k
     share = 1 / replies["of_model"].clamp_min(1)
     theta = tree.map(lambda p, u: p + torch.einsum("q,q...->q...", share, u), server.theta, replies["update"])
-    return Counted(theta, replies["choices"])
+    return SummedServer(theta, replies["choices"])
 
 
-def fewest(clients: Tensor, least: int) -> Tensor:
-    """The smallest number of clients that a sum was over, of those that are over at least so many: where it is 1, the
-    sum is that client's reply. 0: there was none."""
+def smallest_sum(clients: Tensor, least: int) -> Tensor:
+    """Return the smallest number of clients in a sum, among sums over at least `least` clients; 1 means that the sum is
+    a single client's reply. 0: there was no sum."""
     some = torch.where((clients > 0) & (clients >= least), clients, torch.inf).amin()
     return torch.where(some.isinf(), 0.0, some)
 
 
-def nobody(parameters: Tree) -> Client:
-    """Of no group yet."""
+def ungrouped(parameters: Tree) -> Client:
+    """Return the state of a client without a group."""
     return Client(torch.tensor(-1, device=tree.prototype(parameters).device))
 
 
@@ -188,21 +188,21 @@ def keep_known_group(down: Record, state: Client, data: Data) -> tuple[Record, T
     return {}, Client(data.client_group)
 
 
-KNOWN_GROUPS = Phase("group", (), (), keep_known_group, unchanged, "sum")
+KNOWN_GROUPS = Phase("group", (), (), keep_known_group, ignore_replies, "sum")
 
 
-def choosing(group: Callable[[Tree, Data], Tensor], models: str, **options: Any) -> Phase:
-    """At the end, whoever has not taken part, or not lately, chooses among the models as they are."""
+def choice_phase(group: Callable[[Tree, Data], Tensor], models: str, **options: Any) -> Phase:
+    """Return the phase in which all clients choose among the final models."""
 
     def choose(down: Record, state: Client, data: Data) -> tuple[Record, Tree]:
         return {}, Client(torch.where(data.n > 0, group(down[models], data), state.group))
 
-    return Phase("choose", (models,), (), choose, unchanged, "sum", **options)
+    return Phase("choose", (models,), (), choose, ignore_replies, "sum", **options)
 
 
 def lowest_loss(theta: Tree, data: Data) -> Tensor:
-    """argmin_q of the mean loss on the client's rows; the first of those that are equal up to rounding, so that equal
-    models are told apart alike wherever they are computed."""
+    """Return argmin_q of the mean loss on the client's rows; of losses equal up to rounding, the first, so that the
+    choice between equal models does not depend on the machine."""
 
     def risk(theta: Tree) -> Tensor:
         return data.mean(data.task.row_loss(theta, data.x, data.y))

@@ -9,7 +9,7 @@ fair2:  client i:  grad of h_i(theta) = < G, (Z_s - 1 mu_s')' Z_f(theta) >,   G 
 train:  client i:  minimises  mean loss + ||theta - theta_half||^2 / (2 alpha)  from theta_half
         server:    theta <- sum_i (n_i / n) theta_i
 
-The server needs only sums over the clients in all three. Rows of unknown group are in the loss and its n_i, and not in
+In all three, the server needs only sums over the clients. Rows of unknown group are in the loss and its n_i, but not in
 Z_s, Z_f and the n of `fair1`.
 """
 
@@ -29,7 +29,7 @@ from equifed.errors import ConfigError, EquifedWarning
 from equifed.gradients import grad
 from equifed.methods._cells import over_rows
 from equifed.methods._kernels import feature_draws, outputs, phi
-from equifed.methods.fedavg import MEAN_UPDATE, apply_mean_update, averaging
+from equifed.methods.fedavg import ALONE, MEAN_UPDATE, apply_mean_update, averaging
 from equifed.methods.hyper import hyper
 from equifed.protocol import (
     Bound,
@@ -52,9 +52,11 @@ BOUNDS = {
     "sum_sf": Bound(per_row=2.0),
     "gradient": Bound(per_row=1e9, alike=1.0),
 }
-"""||phi(a)||^2 = (2/D) sum cos^2 is at most 2. A row's part of the gradient grows with G, that is with all rows."""
+"""Bounds: ||phi(a)||^2 = (2/D) sum cos^2 is at most 2. A row's term of the gradient grows with G, that is with all
+rows."""
 PLACES = {"gradient": 16}
-"""So that secure sums hold gradients of 100 million rows. The server divides them by the square of all rows."""
+"""Binary places that give secure sums room for gradients of 100 million rows. The server divides them by the square of
+the number of all rows."""
 
 
 class Server(NamedTuple):
@@ -67,24 +69,23 @@ class Server(NamedTuple):
     mu_s: Tensor
     """mu_s [D], mean feature of the sensitive attribute."""
     n: Tensor
-    """n, rows that G was summed over."""
+    """n, number of rows over which G was summed."""
     t: Tensor
-    """t, rounds with statistics so far."""
+    """t, number of rounds with statistics so far."""
 
 
 class Client(NamedTuple):
     theta: Tree
-    """theta as it came down in fair1, so that it need not come again in fair2."""
+    """theta as received in fair1, so that it is not sent again in fair2."""
 
 
 @dataclass(frozen=True)
 class KFFL(Method):
-    """Step down the gradient of a kernel measure of dependence, computed from sums, then train close to there."""
+    """Step down the gradient of a kernel measure of dependence, computed from sums, then train close to that point."""
 
     name: ClassVar[str] = "kffl"
     reveals: ClassVar[str] = (
-        f"{MEAN_UPDATE}; the sizes of the groups, exactly, and roughly how their predictions are distributed: of a "
-        "group that one silo alone has, its own"
+        f"{MEAN_UPDATE}; the sizes of the groups, exactly, and roughly the distribution of their predictions: {ALONE}"
     )
     parent: ClassVar[str] = "fedprox"
     knob: ClassVar[Knob | None] = Knob(
@@ -97,19 +98,19 @@ class KFFL(Method):
     )
 
     fairness_weight: float = hyper(1.0, low=0, vanishes=True)
-    """lambda: the weight of the dependence between prediction and sensitive attribute; 0 gives FedProx with
+    """lambda: weight of the dependence between prediction and sensitive attribute; 0 gives FedProx with
     mu = 1/step_size."""
     features: int = hyper(10, low=1, high=100_000)
-    """D, random features of each of the two kernels."""
+    """D, number of random features of each of the two kernels."""
     kernel_width: float = hyper(1.0, low=1e-6)
     """sigma of the Gaussian kernels."""
     step_size: float = hyper(10.0, low=1e-6)
-    """alpha: step of the fairness gradient, and how far local training may go from there."""
+    """alpha: step of the fairness gradient, and inverse weight of the proximal term of local training."""
     redraw: Literal["round", "once"] = hyper("round", choices=("round", "once"))
-    """New random features every "round", or "once" for the whole run."""
+    """Random features: new ones every "round", or drawn "once" for the whole run."""
     condition_on: Literal["label"] | None = hyper(None, choices=(None, "label"))
-    """"label": measure the dependence among rows of class 1 only, for equal opportunity; None: among all rows, for
-    demographic parity."""
+    """Rows of the dependence: "label" for those of class 1 (equal opportunity), None for all rows (demographic
+    parity)."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -132,8 +133,8 @@ class KFFL(Method):
             raise ConfigError("is 'label', which needs two classes; leave it at None.", key="condition_on")
         if task.kind == "regression" and self.step_size > 1:
             warnings.warn(
-                f"{self.name}: with step_size {self.step_size:g} a regression, whose predictions move without bound, "
-                "is likely to diverge or to lose accuracy. 0.03 to 0.1 with more rounds has worked.",
+                f"{self.name}: with step_size {self.step_size:g} a regression, which has unbounded predictions, is "
+                "likely to diverge or to lose accuracy. Try 0.03 to 0.1 with more rounds.",
                 EquifedWarning,
                 stacklevel=2,
             )
@@ -151,14 +152,14 @@ class KFFL(Method):
         return self.sums(down["theta"], data), Client(down["theta"])
 
     def sums(self, theta: Tree, data: Data) -> Record:
-        """n_i, sum Z_s, sum Z_f, Z_s'Z_f."""
-        rows = self.counted(data)
+        """Return n_i, sum Z_s, sum Z_f, Z_s'Z_f."""
+        rows = self.measured_rows(data)
         zs = rows.masked(phi(rows.sensitive, rows.draws["phi_s"], self.kernel_width))
         zf = rows.masked(phi(outputs(theta, rows), rows.draws["phi_f"], self.kernel_width))
         return {"n": rows.n, "sum_s": zs.sum(0), "sum_f": zf.sum(0), "sum_sf": over_rows(zs.T, zf)}
 
-    def counted(self, data: Data) -> Data:
-        """The rows among which the dependence is measured."""
+    def measured_rows(self, data: Data) -> Data:
+        """Return the rows on which the dependence is measured."""
         return data.known.where(data.y == 1) if self.condition_on == "label" else data.known
 
     @staticmethod
@@ -174,8 +175,9 @@ class KFFL(Method):
         return {"gradient": self.slope(state.theta, down["G"], down["mu_s"], data)}, state
 
     def slope(self, theta: Tree, G: Tensor, mu_s: Tensor, data: Data) -> Tree:
-        """grad of h_i(theta) = < G, (Z_s - 1 mu_s')' Z_f(theta) > = sum over rows of < (z_s - mu_s) G, z_f(theta) >."""
-        rows = self.counted(data)
+        """Return the gradient of h_i(theta) = < G, (Z_s - 1 mu_s')' Z_f(theta) >, which is the sum over rows of
+        < (z_s - mu_s) G, z_f(theta) >."""
+        rows = self.measured_rows(data)
         weight = (phi(rows.sensitive, rows.draws["phi_s"], self.kernel_width) - mu_s) @ G
 
         def h(theta: Tree) -> Tensor:

@@ -8,8 +8,8 @@ fair, round t:  client i:  statistics at theta_t, as in KFFL's fair1, and
                            (theta_half = theta_t in the first round), then G and mu_s from the new statistics
 train:          as in KFFL
 
-The client keeps theta and the random features of its last round, so neither is sent twice. A client that was not there
-in round t-1 has nothing to add to its gradient; the others' sum then stands for all, scaled by n / sum of their rows.
+The client keeps theta and the random features of its last round, so neither is sent twice. A client that was absent in
+round t-1 does not contribute to its gradient; the others' sum is scaled by n / sum of their rows.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from equifed.tree import Tree
 
 class Client(NamedTuple):
     theta: Tree
-    """theta_{t-1}, the global model of the last round this client was in."""
+    """theta_{t-1}, the global model of the client's last round."""
     phi_s: Tensor
-    """Random features of that round."""
+    """Random features of that round, for the sensitive attribute."""
     phi_f: Tensor
-    """Random features of that round."""
+    """Random features of that round, for the predictions."""
     t: Tensor
-    """That round's number; 0 before the first."""
+    """Number of that round; 0 before the first."""
 
 
 @dataclass(frozen=True)
 class KFFLTD(KFFL):
-    """KFFL that saves one exchange: its fairness step follows the gradient of the round before."""
+    """KFFL with one exchange less: its fairness step uses the gradient of the previous round."""
 
     name: ClassVar[str] = "kffl-td"
     parent: ClassVar[str] = "fedprox"
@@ -67,9 +67,9 @@ class KFFLTD(KFFL):
         return reply, Client(down["theta"], data.draws["phi_s"], data.draws["phi_f"], down["t"] + 1)
 
     def delayed_step(self, server: Server, replies: Record, validation: Data | None) -> Server:
-        # those who were there in round t-1 stand for all n rows of G
+        # the clients that were present in round t-1 represent all n rows of G
         share = replies["gradient_rows"] / server.n.clamp_min(1)
-        # before the first statistics nobody has a gradient: all honest ones are 0, so that none can be told from a lie
+        # before the first statistics all honest gradients are 0, so any other reply must be ignored
         there = (share > 0) & (server.t > 0)
         gradient = tree.scale(replies["gradient"], torch.where(there, 1 / share.clamp_min(1e-12), 0.0))
         stepped = self.fairness_step(server, {"gradient": gradient}, validation)

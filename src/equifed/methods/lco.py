@@ -2,7 +2,7 @@
 
 minimise sum_i (m_i/m) L_i(theta)  subject to  |D_i(theta)| <= epsilon for every client i
 
-As FedFair, with a pair of multipliers for each client, who keeps them to itself:
+As FedFair, with a pair of multipliers for each client, which never leave it:
 theta <- theta - alpha sum_i [ (m_i/m) grad L_i + (la_i - lb_i) grad D_i ]
 la_i  <- max((1 - gamma beta) la_i + beta ( D_i - epsilon), 0)
 lb_i  <- max((1 - gamma beta) lb_i + beta (-D_i - epsilon), 0)
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import COUNTS, UPDATES, Converging, counted
-from equifed.protocol import Data, Phase, Record, Task, kept
+from equifed.methods._constrained import COUNTS, UPDATES, Converging, log_counts
+from equifed.protocol import Data, Phase, Record, Task, store_replies
 from equifed.tree import Tree
 
 
@@ -26,17 +26,17 @@ class Server(NamedTuple):
     theta: Tree
     """theta, the global model."""
     t: Tensor
-    """k, rounds applied so far."""
+    """k, number of rounds applied so far."""
     constraints: Tensor
-    """How many constraints there are: clients and pairs of groups with rows in both cells."""
+    """Number of constraints: clients and pairs of groups with rows in both cells."""
     violated: Tensor
-    """How many of them the model does not meet."""
+    """Number of constraints that the model does not meet."""
     excess: Tensor
-    """How far |D_i| lies above epsilon, summed over them."""
+    """Sum of their excess of |D_i| over epsilon."""
     primal: Tensor
     """Norm of the Lagrangian's gradient in the last round."""
     dual: Tensor
-    """How far the clients' multipliers were from their fixed point in the last round (root of the sum of squares)."""
+    """Distance of the clients' multipliers from their fixed point in the last round (root of the sum of squares)."""
 
 
 class Client(NamedTuple):
@@ -52,9 +52,9 @@ class LCO(Converging):
 
     name: ClassVar[str] = "lco"
     reveals: ClassVar[str] = (
-        "the mean gradient of the loss; the sum of the gaps' gradients, each times multipliers that only its client "
-        "knows: if one alone breaks its limit, its gradient; how many constraints there are and are broken, and by how "
-        "much together; how many rows there are"
+        "the mean gradient of the loss; the sum of the gaps' gradients, each times multipliers that only its silo "
+        "knows (if a single silo violates its limit, its gradient); the numbers of constraints and of violated ones, "
+        "and the sum of their excess; the number of rows"
     )
 
     @property
@@ -66,7 +66,7 @@ class LCO(Converging):
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (Phase("measure", ("theta",), COUNTS, self.measure, kept, gather="sum", bounds=self.bounds),)
+        return (Phase("measure", ("theta",), COUNTS, self.measure, store_replies, gather="sum", bounds=self.bounds),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         zero = tree.zeros(parameters)
@@ -93,15 +93,15 @@ class LCO(Converging):
         m = replies["rows"].clamp_min(1)
         gradient = tree.map(lambda loss, gap: loss / m + gap, replies["loss_gradient"], replies["gap_gradient"])
         residual = replies["residual"].sqrt()
-        moved = self.descended(server, gradient, replies["rows"] > 0, replies["constraints"] > 0, residual)
-        return kept(moved, replies, validation)
+        moved = self.descend(server, gradient, replies["rows"] > 0, replies["constraints"] > 0, residual)
+        return store_replies(moved, replies, validation)
 
     def measure(self, down: Record, state: Client, data: Data) -> tuple[Record, Client]:
         return self.counts(*self.gaps(down["theta"], data), state.la, state.lb), state
 
     def observe(self, server: Server) -> dict[str, Tensor]:
         return {
-            **counted(server.constraints, server.violated, server.excess),
+            **log_counts(server.constraints, server.violated, server.excess),
             "primal_residual": server.primal,
             "dual_residual": server.dual,
         }

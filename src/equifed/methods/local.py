@@ -1,4 +1,4 @@
-"""Local training without any exchange: the baseline that shows what federating gains a client.
+"""Local training without any exchange: the baseline that shows a client's gain from federated training.
 
 client k:  theta_k <- theta_k after local training, kept by the client
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, unchanged
+from equifed.protocol import Data, LocalTraining, Method, Phase, Record, Start, Task, ignore_replies
 from equifed.tree import Tree
 
 
@@ -22,22 +22,22 @@ class LocalOnly(Method):
     """Every client trains alone on its own rows and keeps its model."""
 
     name: ClassVar[str] = "local"
-    reveals: ClassVar[str] = "nothing: no reply leaves a client"
+    reveals: ClassVar[str] = "nothing: clients do not reply"
     personal: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ()
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (Phase("train", (), (), LocalTraining(keep, prepare=go_on), server=unchanged, gather="sum"),)
+        return (Phase("train", (), (), LocalTraining(keep, prepare=from_own), server=ignore_replies, gather="sum"),)
 
     def init(self, task: Task, parameters: Tree) -> Tree:
-        return ()  # the server knows nothing
+        return ()  # the server has no state
 
     def init_client(self, task: Task, parameters: Tree) -> Client:
         return Client(parameters)
 
 
-def go_on(down: Record, state: Client, data: Data) -> Start:
+def from_own(down: Record, state: Client, data: Data) -> Start:
     return Start(state.theta)
 
 

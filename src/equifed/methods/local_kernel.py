@@ -1,11 +1,11 @@
 """Local-Kernel, KFFL's baseline: Arif et al., Group Fair Federated Learning via Stochastic Kernel Regularization, 2025.
 
-Each client regularises with the dependence in its own rows:
+Each client adds the dependence in its own rows to its loss:
 
 client k:  theta_k minimises  mean loss + lambda psi_k,   psi_k the dependence within its batch    (see kernels.py)
 server:    as FedAvg
 
-What it cannot see is dependence between clients: where one client has mostly one group, psi_k says little.
+It does not measure dependence across clients: psi_k has little information if a client has mostly one group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from equifed.tree import Tree
 
 
 def with_attribute(down: Record, state: Tree, data: Data) -> Start:
-    """Every batch knows its rows' sensitive attribute as numbers."""
+    """Start from theta, with the rows' sensitive attribute as numbers in every batch."""
     return Start(down["theta"], per_row={"sensitive": data.sensitive})
 
 
@@ -35,21 +35,21 @@ KERNEL_KNOB = Knob(
     notions(demographic_parity={}) | {"ks_distance": {}, "mean_difference": {}},
     neutral=0.0,
 )
-"""The weight of the dependence in the clients' loss."""
+"""Knob for the weight of the dependence in the clients' loss."""
 
 
 @dataclass(frozen=True)
 class LocalKernel(FedAvg):
-    """FedAvg whose clients each add the kernel dependence of their own rows to the loss."""
+    """FedAvg with the kernel dependence of each client's own rows added to its loss."""
 
     name: ClassVar[str] = "local-kernel"
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = KERNEL_KNOB
 
     fairness_weight: float = hyper(1.0, low=0, vanishes=True)
-    """lambda: the weight of the dependence; 0 gives FedAvg."""
+    """lambda: weight of the dependence; 0 gives FedAvg."""
     features: int = hyper(10, low=1, high=100_000)
-    """D, random features of each of the two kernels."""
+    """D, number of random features of each of the two kernels."""
     kernel_width: float = hyper(1.0, low=1e-6)
     """sigma of the Gaussian kernels."""
 

@@ -1,12 +1,12 @@
 """PropFair: Zhang et al., Proportional Fairness in Federated Learning, TMLR 2023.
 
-max over theta:  sum_k p_k log(M - F_k(theta)),  the utility of a client being what its loss is below M
+max over theta:  sum_k p_k log(M - F_k(theta)),  M - F_k is the utility of client k
 
-client k:  descends  - M log(1 - L/M)  in place of a batch's mean loss L while M - L >= eps,
-           else L, or with `huber` the straight line that goes on with the slope at M - L = eps
+client k:  descends  - M log(1 - L/M)  instead of a batch's mean loss L while M - L >= eps,
+           else L, or with `huber` the line that continues with the slope at M - L = eps
 server:    as FedAvg
 
-The step of a batch is longer by M / (M - L), the longer the worse the model fits it; M -> inf is FedAvg.
+The step of a batch is longer by M / (M - L): the worse the model fits it, the longer. M -> inf is FedAvg.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class PropFair(FedAvg):
     knob: ClassVar[Knob | None] = Knob("M", 1.0, 10.0, CLIENTS, fairer="less")
 
     M: float = hyper(2.0, low=1e-3)
-    """The loss that is worth nothing to a client: above that of guessing, log 2 for two classes; the paper's are 2 to
-    10. The closer, the more a bad fit counts."""
+    """Loss with utility 0; must exceed that of guessing, log 2 for two classes; the paper uses 2 to 10. The smaller,
+    the more a bad fit counts."""
     eps: float = hyper(0.2, low=1e-3)
-    """The least utility M - L that the logarithm is taken of."""
+    """Smallest utility M - L of which the logarithm is taken."""
     huber: bool = hyper(False)
-    """Whether batches with less utility keep the slope at `eps`, M / eps times that of their loss, or have just that of
-    it."""
+    """Slope of batches with less utility: true for that at `eps`, M / eps times the slope of their loss; false for the
+    slope of their loss."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -59,7 +59,7 @@ class PropFair(FedAvg):
         if task.kind == "classification" and float(self.M) - float(self.eps) <= guessing:
             raise ConfigError(
                 f"must exceed eps by more than {guessing:.3g}, the loss of guessing among {task.num_classes} classes, "
-                f"or no batch has a utility to begin with: {self.M:g} - {self.eps:g} is not above it. Take a larger M.",
+                f"or all batches start without utility: {self.M:g} - {self.eps:g} is not above it. Increase M.",
                 key="M",
                 value=self.M,
             )

@@ -4,8 +4,8 @@ client k:  F_k = loss of theta on all its rows;  dw_k = L (theta - theta_k) afte
            Delta_k = F_k^q dw_k;  h_k = q F_k^(q-1) ||dw_k||^2 + L F_k^q
 server:    theta <- theta - sum_k Delta_k / sum_k h_k
 
-Clients with a high loss count more, the more the larger q; q = 0 is the plain mean of the clients' models, whatever
-their numbers of rows. The server needs only the two sums.
+The larger q, the more clients with a high loss count; q = 0 is the unweighted mean of the clients' models. The server
+needs only the two sums.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from equifed.protocol import (
 from equifed.tree import Tree
 
 EPSILON = 1e-10
-"""Added to F_k, so that a loss of 0 has a power below 0."""
+"""Constant added to F_k, so that negative powers of a loss of 0 are defined."""
 STEEPEST = 1e10
-"""More than ||dw_k||^2 / F_k ever is: T steps of 1/L that go down have ||dw_k||^2 <= 2 L T F_k."""
+"""Largest ||dw_k||^2 / F_k: T descending steps of 1/L have ||dw_k||^2 <= 2 L T F_k."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class QFFL(Method):
 
     name: ClassVar[str] = "q-ffl"
     reveals: ClassVar[str] = (
-        "the sum of updates, each by its client's loss, and of how steep they are, which roughly tells the mean loss; "
-        "that of the first model exactly"
+        "the sum of updates, each weighted by its silo's loss, and the sum of their steepness, which roughly discloses "
+        "the mean loss; that of the first model exactly"
     )
     knob: ClassVar[Knob | None] = Knob("q", 0.01, 10.0, CLIENTS, neutral=0.0)
 
     q: float = hyper(0.1, low=0, high=100)
-    """How much a higher loss counts; 0 is the plain mean of the clients' models."""
+    """Exponent of the loss in a client's weight; 0 is the unweighted mean of the clients' models."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -65,11 +65,11 @@ class QFFL(Method):
         return SummedQFFL(self.q)
 
     def largest(self, task: Task) -> float:
-        """More than h_k ever is: F_k^q (q ||dw_k||^2 / F_k + L) with the worst loss."""
+        """Return the largest h_k: F_k^q (q ||dw_k||^2 / F_k + L) with the worst loss."""
         return float(worst_loss(task) ** self.q * (self.q * STEEPEST + steepness(task)))
 
     def large(self, task: Task) -> float:
-        """h_k = L F_k^q of a client whose rows are all as good as impossible to the model, before it trains."""
+        """Return h_k = L F_k^q of a client that trains from a model with the least probability for all its labels."""
         return float(WRONG**self.q * steepness(task))
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -84,36 +84,36 @@ class QFFL(Method):
 
 
 def mean_loss(theta: Tree, data: Data) -> Tensor:
-    """F_k, which has powers: below 0, where rounding may take a loss of 0, it would have none."""
+    """Return F_k, clamped at 0: its powers are undefined for a loss that rounding has made negative."""
     return data.mean(data.task.row_loss(theta, data.x, data.y)).clamp_min(0)
 
 
 def steepness(task: Task) -> float:
-    """The largest L of all rounds."""
+    """Return the largest L of all rounds."""
     return 1 / task.local.least_rate(task.rounds)
 
 
 def step(server: Any, replies: Record, validation: Data | None) -> Any:
-    # theta <- theta - sum_k Delta_k / sum_k h_k; nothing moves when no client has rows
+    # theta <- theta - sum_k Delta_k / sum_k h_k; unchanged if no client has rows
     h = replies["h"]
     inverse = torch.where(h > 0, 1 / h.clamp_min(1e-30), 0.0)
     return server._replace(theta=tree.add_scaled(server.theta, replies["delta"], -inverse))
 
 
 class Relative(NamedTuple):
-    """The server's state where numbers are sent relative to others."""
+    """The server's state of `SummedQFFL`."""
 
     theta: Tree
     """theta, the global model."""
     scale: Tensor
-    """What clients multiply Delta_k and h_k by: one over the mean h_k of the round before."""
+    """Factor of Delta_k and h_k: one over the mean h_k of the previous round."""
 
 
 @dataclass(frozen=True)
 class SummedQFFL(QFFL):
-    """The same for secure sums, which hold numbers from 1e-9 to some millions, where F_k^q may be 1e-10 or 1e10: the
-    step is a quotient of two sums, so that both may be multiplied by what the server made of the last round, and
-    before round 1 of the mean loss."""
+    """q-FFL for secure sums, which have room for numbers from 1e-9 to some millions, while F_k^q may be 1e-10 or 1e10.
+    The step is a quotient of two sums, so clients multiply both by a factor from the last round or, in round 1, from
+    the mean loss."""
 
     @property
     def summed(self) -> Method:
@@ -139,7 +139,7 @@ class SummedQFFL(QFFL):
 
     def first(self, server: Relative, replies: Record, validation: Data | None) -> Relative:
         mean = replies["loss"] / replies["clients"].clamp_min(1) + EPSILON
-        return server._replace(scale=within(mean ** -torch.as_tensor(self.q)))
+        return server._replace(scale=clamp_scale(mean ** -torch.as_tensor(self.q)))
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
         reply, state = super().reply(parameters, down, state, data, context)
@@ -147,10 +147,10 @@ class SummedQFFL(QFFL):
 
     def relative_step(self, server: Relative, replies: Record, validation: Data | None) -> Relative:
         mean = replies["h"] / replies["present"].clamp_min(1)
-        scale = torch.where(mean > 0, within(server.scale / mean.clamp_min(1e-30)), server.scale)
+        scale = torch.where(mean > 0, clamp_scale(server.scale / mean.clamp_min(1e-30)), server.scale)
         return step(server, replies, validation)._replace(scale=scale)
 
 
-def within(scale: Tensor) -> Tensor:
-    """What is no 0 and no Inf in 32 bits, also times a number."""
+def clamp_scale(scale: Tensor) -> Tensor:
+    """Clamp a factor so that its products in 32 bits are neither 0 nor Inf."""
     return scale.clamp(1e-30, 1e30)

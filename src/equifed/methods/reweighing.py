@@ -1,11 +1,11 @@
 """FedAvg+LR and FedAvg+GR: Abay et al., Mitigating Bias in Federated Learning, arXiv:2012.02447.
 
-Kamiran and Calders' reweighing in front of FedAvg: in the weighted rows, group and label are independent.
+Kamiran and Calders' reweighing before FedAvg: in the weighted rows, group and label are independent.
 
-    W(s, y) = P(s) P(y) / P(s, y),  1 where a factor is 0
+    W(s, y) = P(s) P(y) / P(s, y),  1 if a factor is 0
     client k minimises  (1/B) sum_i W(s_i, y_i) loss_i
 
-LR takes the probabilities from the client's own rows; GR from all clients, for which summed counts suffice.
+LR takes the probabilities from the client's own rows; GR from all clients, from summed counts.
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ class Server(NamedTuple):
     theta: Tree
     """theta, the global model."""
     counts: Tensor
-    """n(s, y), rows by group and label."""
+    """n(s, y), number of rows by group and label."""
 
 
 def cell_weights(counts: Tensor) -> Tensor:
-    """W(s, y) = P(s) P(y) / P(s, y) from counts [G, C]; 1 where a factor is 0."""
+    """Return W(s, y) = P(s) P(y) / P(s, y) from counts [G, C]; 1 if a factor is 0."""
     expected = counts.sum(1, keepdim=True) * counts.sum(0, keepdim=True)
     observed = counts * counts.sum()
     return torch.where((expected > 0) & (observed > 0), expected / observed.clamp_min(1), torch.ones_like(counts))
 
 
 def row_weights(counts: Tensor, data: Data) -> Tensor:
-    """W of each row [n]; 1 for a row of unknown group."""
+    """Return W of each row [n]; 1 for a row of unknown group."""
     return of_cells(cell_weights(counts), data, 1.0)
 
 
 weighted_loss = EmpiricalRisk(weights="weight")
-"""(1/B) sum_i W_i loss_i."""
+"""Weighted mean loss, (1/B) sum_i W_i loss_i."""
 
 
 def own_weights(down: Record, state: Tree, data: Data) -> Start:
+    """Start from theta, with weights from the client's own counts."""
     return Start(down["theta"], per_row={"weight": row_weights(cell_counts(data), data)})
 
 
 def common_weights(down: Record, state: Tree, data: Data) -> Start:
+    """Start from theta, with weights from the counts of all clients."""
     return Start(down["theta"], per_row={"weight": row_weights(down["counts"], data)})
 
 
@@ -76,7 +78,7 @@ class FedAvgGR(FedAvg):
     label_kinds: ClassVar[tuple[str, ...]] = ("binary", "multiclass")
 
     scope: str = hyper("all", choices=("all", "round"))
-    """Whose counts: "all" clients, once before round 1, or those of the "round", as in FAIR-FATE's authors' code."""
+    """Clients to count: "all", once before round 1, or those of the "round", as in FAIR-FATE's authors' code."""
 
     @property
     def setup(self) -> tuple[Phase, ...]:

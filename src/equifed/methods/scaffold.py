@@ -33,7 +33,7 @@ class Server(NamedTuple):
     c: Tree
     """c, the control variate of the server: the mean of all c_k."""
     total: Tensor
-    """W, the weights of all clients together."""
+    """W, the sum of all clients' weights."""
 
 
 class Client(NamedTuple):
@@ -43,15 +43,15 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Correct every local step by how the client's gradient differs from that of all clients."""
+    """Correct every local step by the difference of the client's gradient from that of all clients."""
 
     name: ClassVar[str] = "scaffold"
-    reveals: ClassVar[str] = f"{MEAN_UPDATE}; the mean change of the clients' gradients, which tells no more than that"
+    reveals: ClassVar[str] = f"{MEAN_UPDATE}; the mean change of the clients' gradients, which discloses nothing more"
 
     global_step_size: float = hyper(1.0, low=0)
-    """eta_g: how much of the mean update the server takes; 1 is the mean of the clients' models."""
+    """eta_g: the server's step along the mean update; 1 gives the mean of the clients' models."""
     weights: Literal["rows", "uniform"] = hyper("rows", choices=("rows", "uniform"))
-    """Clients count by their rows, or all alike, as in the paper."""
+    """Weights of clients: their rows, or uniform, as in the paper."""
 
     @property
     def weight(self) -> str:
@@ -77,15 +77,15 @@ class Scaffold(Method):
     def check(self, task: Task) -> None:
         if task.local.optimizer != "sgd" or task.local.momentum:
             raise ConfigError(
-                f"{self.name} reads a client's mean gradient off the distance of its plain SGD steps, which "
-                "momentum and Adam do not keep to. Train locally with optimizer = sgd and momentum = 0; for Adam "
-                "at the server take scaffold@adam."
+                f"{self.name} computes a client's mean gradient from its local steps, which must be plain SGD, without "
+                "momentum or Adam. Train locally with optimizer = sgd and momentum = 0; for Adam at the server use "
+                "scaffold@adam."
             )
 
     def reply(self, y: Tree, down: Record, state: Client, data: Data, context: Tree) -> tuple[Record, Client]:
         steps, weight = local_steps(data), weight_of(self.weight, data)
         update = tree.sub(y, down["theta"])
-        # c_k' - c_k = -c + (theta - y) / (K eta); nothing for a client without rows
+        # c_k' - c_k = -c + (theta - y) / (K eta); 0 for a client without rows
         pace = 1 / (steps.clamp_min(1) * data.learning_rate)
         change = tree.map(lambda c, u: torch.where(steps > 0, -c - u * pace, 0.0), down["c"], update)
         reply = {"update": tree.scale(update, weight), "control": tree.scale(change, weight), self.weight: weight}

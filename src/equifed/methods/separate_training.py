@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.methods._constrained import COUNTS, Constrained, counted, lagrangian
-from equifed.protocol import Data, Phase, Record, Task, kept, unchanged
+from equifed.methods._constrained import COUNTS, Constrained, lagrangian, log_counts
+from equifed.protocol import Data, Phase, Record, Task, ignore_replies, store_replies
 from equifed.tree import Tree
 
 
 class Server(NamedTuple):
     constraints: Tensor
-    """How many constraints there are: clients and pairs of groups with rows in both cells; inf before the end."""
+    """Number of constraints: clients and pairs of groups with rows in both cells; inf before the end."""
     violated: Tensor
-    """How many of them the clients' models do not meet."""
+    """Number of constraints that the clients' models do not meet."""
     excess: Tensor
-    """How far |D_i| lies above epsilon, summed over them."""
+    """Sum of their excess of |D_i| over epsilon."""
 
 
 class Client(NamedTuple):
@@ -39,27 +39,27 @@ class Client(NamedTuple):
     lb: Tensor
     """lambda_b [P]."""
     t: Tensor
-    """k, rounds applied so far."""
+    """k, number of rounds applied so far."""
 
 
 @dataclass(frozen=True)
 class SeparateTraining(Constrained):
-    """Every client trains a fair model alone, under a constraint on its own gap in loss, and keeps it."""
+    """Train a fair model for every client alone, under a constraint on its own gap in loss."""
 
     name: ClassVar[str] = "separate-training"
     reveals: ClassVar[str] = (
-        "how many constraints there are and are broken, and by how much together; no model leaves a client"
+        "the numbers of constraints and of violated ones, and the sum of their excess; models stay with the silos"
     )
     personal: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ()
 
     @property
     def round(self) -> tuple[Phase, ...]:
-        return (Phase("alone", (), (), self.iterate, server=unchanged, gather="sum"),)
+        return (Phase("alone", (), (), self.iterate, server=ignore_replies, gather="sum"),)
 
     @property
     def final(self) -> tuple[Phase, ...]:
-        return (Phase("measure", (), COUNTS, self.measure, kept, gather="sum", bounds=self.bounds),)
+        return (Phase("measure", (), COUNTS, self.measure, store_replies, gather="sum", bounds=self.bounds),)
 
     def init(self, task: Task, parameters: Tree) -> Server:
         unknown = tree.zeros(parameters) + torch.inf
@@ -80,4 +80,4 @@ class SeparateTraining(Constrained):
         return self.counts(*self.gaps(state.theta, data), state.la, state.lb), state
 
     def observe(self, server: Server) -> dict[str, Tensor]:
-        return counted(*server)
+        return log_counts(*server)

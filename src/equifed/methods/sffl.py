@@ -1,7 +1,7 @@
 """SFFL: Zhang et al., SFFL: Self-Aware Fairness Federated Learning Framework for Heterogeneous Data
 Distributions, 2024.
 
-FedEM (see there) whose components are trained to be fair, each client with multipliers lambda_km of its own:
+FedEM (see there) with components that are trained to be fair; each client has its own multipliers lambda_km:
 
 client k:  q, pi_k  by the E-step of FedEM                                                                   (Fair-EM)
            lambda_km <- max(0, lambda_km + eta (gap_km - epsilon)),  0 at the start; lambda_k never leaves the client
@@ -10,9 +10,9 @@ server:    d_km = ||theta_km - theta_m||;  w_km <- w_km exp(d_km - mean_k d_km),
            theta_m <- sum_k w_km theta_km,  w_km = n_k / n at the start
 
 gap_km is the gap between groups in the true positive rate of theta_m on the client's rows; softTPR_s of a batch is
-sum q_mi p_m(x_i) / sum q_mi over its rows with y = 1 of group s, and the term is left out of batches without two such
-groups. With several groups the gap is that of the highest and the lowest rate. A client that moves a component far is
-one whose rows belong to it; the weights compound over the rounds and are kept within `weight_clip` of n_k / n.
+sum q_mi p_m(x_i) / sum q_mi over its rows with y = 1 of group s, and the term is omitted for batches without two such
+groups. With several groups the gap is that between the highest and the lowest rate. The rows of a client that moves a
+component far belong to it; the weights compound over the rounds and stay within the factor `weight_clip` of n_k / n.
 
 A client can compute its own weights from two sums over clients, of n_k r_km and of n_k r_km exp(d_km) with r_km = w_km
 over n_k / n, so that the server needs only sums, in two exchanges (`summed`).
@@ -32,14 +32,14 @@ from equifed.methods._cells import AIMS, DIFFERENCES, gap
 from equifed.methods.fedavg import BY_ROWS, averaging
 from equifed.methods.fedem import FedEM, e_step, reply, uniform, warn_if_equal
 from equifed.methods.hyper import hyper
-from equifed.protocol import Bound, Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, kept
+from equifed.protocol import Bound, Data, Knob, LocalTraining, Method, Phase, Record, Start, Task, Update, store_replies
 from equifed.tree import Tree
 
 LARGEST = 1e9
-"""More than a client's rows are times its weight; times the exponential of how much farther than usual it moves, too,
-they count as so many at most: whoever moves that far has all the weight anyway."""
+"""Largest product of a client's rows and its weight, also times the exponential of its extra distance, at which it is
+clamped: a client that moves that far has all the weight anyway."""
 PLACES = dict.fromkeys(("before", "moved", "weight"), 16)
-"""So that secure sums hold them."""
+"""Binary places that give secure sums room for these fields."""
 
 
 class Server(NamedTuple):
@@ -62,22 +62,22 @@ class SFFL(FedEM):
 
     name: ClassVar[str] = "sffl"
     reveals: ClassVar[str] = (
-        "as fedem, by weights that only clients know; how far clients move every component, on average"
+        "as fedem, with weights that only silos know; the mean distance by which silos move every component"
     )
     label_kinds: ClassVar[tuple[str, ...]] = ("binary",)
     knob: ClassVar[Knob | None] = Knob("epsilon", 1e-3, 0.3, AIMS, fairer="less", neutral=1.0)
 
     fairness: str = hyper("equal_opportunity_difference", choices=DIFFERENCES)
-    """The gap between groups that is held down: in true positive rate (the paper's), in both error rates (the larger
-    gap of the two), or in selection rate."""
+    """Gap between groups to limit: in true positive rate (the paper's), in both error rates (the larger of the two), or
+    in selection rate."""
     epsilon: float = hyper(0.01, low=0)
-    """The gap that each component may have on each client's rows; 1 or more asks for nothing."""
+    """Largest gap of each component on each client's rows; 1 or more has no effect."""
     fairness_step: float = hyper(0.1, low=0)
     """eta: step of the multipliers per round."""
     weight_clip: float = hyper(5.0, low=1)
-    """A client's weight stays within this factor of n_k / n; 1e9 leaves it free, as in the paper."""
+    """Largest factor between a client's weight and n_k / n; 1e9 leaves the weight free, as in the paper."""
     aggregation: Literal["self-aware", "size"] = hyper("self-aware", choices=("self-aware", "size"))
-    """By distance, or by n_k / n, which is the paper's ablation "Fair-EM only"."""
+    """Weights by distance, or by n_k / n, which is the paper's ablation "Fair-EM only"."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
@@ -106,12 +106,12 @@ class SFFL(FedEM):
     def begin(self, down: Record, state: Client, data: Data) -> Start:
         q, pi = e_step(down["theta"], state.pi, data)
 
-        def measured(theta: Tree) -> tuple[Tensor, Tensor]:
+        def measure_gap(theta: Tree) -> tuple[Tensor, Tensor]:
             decided = data.task.decide(data.task.predict(theta, data.x)).to(data.mask.dtype)
             return gap(decided, torch.ones_like(data.mask), data, self.fairness)
 
-        gaps, defined = vmap(measured)(down["theta"])
-        # lambda_km <- max(0, lambda_km + eta (gap_km - epsilon)); as it was where the client has no two groups
+        gaps, defined = vmap(measure_gap)(down["theta"])
+        # lambda_km <- max(0, lambda_km + eta (gap_km - epsilon)); unchanged if the client lacks two groups
         moved = (state.multiplier + self.fairness_step * (gaps - self.epsilon)).clamp_min(0)
         multiplier = torch.where(defined, moved, state.multiplier)
         return Start(down["theta"], context=Client(pi, multiplier), per_row={"q": q})
@@ -147,6 +147,8 @@ class SFFL(FedEM):
 
 
 class SummedServer(NamedTuple):
+    """The server's state of `SummedSFFL`."""
+
     theta: Tree
     """theta_m, the component models, along the leading axis."""
     before: Tensor
@@ -154,13 +156,16 @@ class SummedServer(NamedTuple):
     moved: Tensor
     """sum_k n_k r_km exp(d_km - level_m) [M]."""
     level: Tensor
-    """What exponents are taken relative to [M], which cancels: the last round's log of the mean of exp(d_km)."""
+    """Offset of the exponents [M], which cancels: the last round's log of the mean of exp(d_km)."""
 
 
 class SummedClient(NamedTuple):
+    """The client's state of `SummedSFFL`."""
+
     pi: Tensor
+    """pi_k, as in `Client`."""
     multiplier: Tensor
-    """As in `Client`."""
+    """lambda_k, as in `Client`."""
     ratio: Tensor
     """r_km, its w_km over n_k / n [M]."""
     d: Tensor
@@ -171,14 +176,23 @@ class SummedClient(NamedTuple):
 
 @dataclass(frozen=True)
 class SummedSFFL(SFFL):
-    """SFFL whose clients compute their weights themselves."""
+    """SFFL with weights computed by the clients."""
 
     @property
     def round(self) -> tuple[Phase, ...]:
         bounds = dict.fromkeys(("before", "moved", "weight"), Bound(0, LARGEST))
         train = LocalTraining(measure, self.loss, self.begin)
         return (
-            Phase("train", ("theta", "level"), ("before", "moved"), train, kept, "sum", bounds=bounds, places=PLACES),
+            Phase(
+                "train",
+                ("theta", "level"),
+                ("before", "moved"),
+                train,
+                store_replies,
+                "sum",
+                bounds=bounds,
+                places=PLACES,
+            ),
             Phase(
                 "add",
                 ("before", "moved", "level"),
@@ -231,23 +245,23 @@ def add_up(server: SummedServer, replies: Record, validation: Data | None) -> Su
 
 
 def distances(update: Tree) -> Tensor:
-    """d_km = ||theta_km - theta_m||_2 [K, M]."""
+    """Return d_km = ||theta_km - theta_m||_2 [K, M]."""
     return torch.stack([leaf.flatten(2).square().sum(2) for leaf in tree.leaves(update)]).sum(0).sqrt()
 
 
 def self_aware(ratio: Tensor, d: Tensor, rows: Tensor, clip: Any) -> Tensor:
-    """w_km over n_k / n after a round [K, M], from what it was, the distances and the clients' rows [K, 1].
+    """Return w_km over n_k / n after a round [K, M], from the ratio before, the distances and the clients' rows [K, 1].
 
-    The weight that the round's clients have together stays: with all clients it is 1, as in the paper.
+    The total weight of the round's clients stays: with all clients it is 1, as in the paper.
     """
     before = rows * ratio
-    # w_km exp(d_km - mean_k d_km), normalised over k; the mean is the same for all and falls out
+    # w_km exp(d_km - mean_k d_km), normalised over k; the mean is the same for all and cancels
     w = torch.softmax(before.clamp_min(1e-30).log() + d, 0)
     return (w * before.sum(0) / rows.clamp_min(1)).clamp(1 / clip, clip)
 
 
 def probability(output: Tensor) -> Tensor:
-    """The probability of class 1 [n] from a model's raw output."""
+    """Return the probability of class 1 [n] from a model's raw output."""
     return torch.sigmoid(output) if output.dim() == 1 else torch.softmax(output, 1)[:, 1]
 
 

@@ -5,10 +5,10 @@ level client:  min (1/t) log sum_k (n_k/n) exp(t F_k)     theta <- theta + sum_k
 level row:     min (1/t) log (1/n) sum_i exp(t loss_i)    the same with a_k = sum of exp(t loss_i - c) over its rows,
                    which client k descends as (1/t) log mean exp(t loss_i) of every batch
 level group:   min (1/t) log sum_s (n_s/n) exp(t r_s)     FedAvg with row weights exp(t r_s) / sum_s (n_s/n) exp(t r_s),
-                   r_s = mean loss of theta on all rows of group s, as the round before found it
+                   r_s = mean loss of theta on all rows of group s, from the previous round
 
-c only keeps the numbers in range: log of the mean of exp(t F_k) in the round before. t = 0 is FedAvg, t -> inf the
-worst client, row or group alone; t < 0 plays outliers down.
+c only keeps the numbers in range: log of the mean of exp(t F_k) in the previous round. t = 0 is FedAvg, t -> inf the
+worst client, row or group alone; t < 0 reduces the weight of outliers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from equifed.training import mean_loss
 from equifed.tree import Tree
 
 CUT = 15.0
-"""Of exponents, at both ends: a client that is this much worse off than the others were has all the weight anyway."""
+"""Largest absolute value of exponents: a client so much worse than the others has all the weight anyway."""
 LOSSES = {"losses": Bound(low=0, per_row=worst_loss, alike=WRONG)}
 
 
 class Tilted(NamedTuple):
-    """The server's state where clients or rows are tilted."""
+    """The server's state with tilted clients or rows."""
 
     theta: Tree
     """theta, the global model."""
@@ -46,26 +46,27 @@ class Tilted(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """The server's state where groups are."""
+    """The server's state with tilted groups."""
 
     theta: Tree
     """theta, the global model."""
     r: Tensor
-    """r_s [G], the groups' losses as they were last seen."""
+    """r_s [G], the groups' last known losses."""
     share: Tensor
-    """n_s / n [G], the groups' shares of all rows whose group is known."""
+    """n_s / n [G], the groups' shares of all rows of known group."""
     weight: Tensor
-    """The weight of a row of each group [G]."""
+    """Weight of a row of each group [G]."""
 
 
 @dataclass(frozen=True)
 class TERM(FedAvg):
-    """Tilt the mean of losses towards the high ones, of clients, of groups, or of rows without asking for a group."""
+    """Tilt the mean of losses towards the high ones, of clients, of groups, or of rows without groups."""
 
     name: ClassVar[str] = "term"
     reveals: ClassVar[str] = (
-        "the sum of updates, each by a power of its client's loss, and of these powers; how many rows there are; the "
-        'mean loss of the first model. With level = "group" the mean update, and rows and loss by group'
+        "the sum of updates, each weighted by an exponential of its silo's loss, and the sum of these weights; the "
+        'number of rows; the mean loss of the first model. With level = "group" the mean update, and rows and loss by '
+        "group"
     )
     parent: ClassVar[str] = "fedavg"
     knob: ClassVar[Knob | None] = Knob(
@@ -78,9 +79,9 @@ class TERM(FedAvg):
     )
 
     t: float = hyper(1.0, vanishes=True)
-    """The tilt, usually 0.1 to 2: how much more a high loss counts; 0 gives FedAvg, below 0 it counts less."""
+    """Tilt, usually 0.1 to 2: the larger, the more a high loss counts; 0 gives FedAvg, below 0 it counts less."""
     level: Literal["client", "group", "row"] = hyper("client", choices=("client", "group", "row"))
-    """Whose losses are tilted; "row" needs no sensitive attribute."""
+    """Losses to tilt: of clients, groups or rows; "row" does not need a sensitive attribute."""
 
     # -- exchanges -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +115,8 @@ class TERM(FedAvg):
     # -- clients and rows ----------------------------------------------------------------------------------------------
 
     def large(self, task: Task) -> float:
-        """a_k / n_k of a client whose rows are all as good as impossible to the model, beside others that fit; squared
-        errors may be as large as they like."""
+        """Return a_k / n_k of a client with the least probability for all its labels, while the others fit; squared
+        errors are unbounded."""
         return math.exp(CUT if task.kind == "regression" else min(abs(float(self.t)) * WRONG, CUT))
 
     def reply(self, parameters: Tree, down: Record, state: Tree, data: Data, context: Tree) -> tuple[Record, Tree]:
@@ -129,7 +130,8 @@ class TERM(FedAvg):
         return {"update": update, "weight": weight, "rows": data.n}, state
 
     def tilted_loss(self, theta: Tree, context: Tree, batch: Data) -> Tensor:
-        """sum_i p_i loss_i with p = softmax(t loss) held fixed: it has the gradient of (1/t) log mean exp(t loss_i)."""
+        """Return sum_i p_i loss_i with p = softmax(t loss) fixed: its gradient is that of (1/t) log mean
+        exp(t loss_i)."""
         losses = batch.task.row_loss(theta, batch.x, batch.y)
         exponent = self.t * losses.detach()
         highest = torch.where(batch.mask > 0, exponent, -1e30).amax()
@@ -147,7 +149,7 @@ class TERM(FedAvg):
         return self.weigh(apply_mean_update(server, replies, validation), replies)
 
     def weigh(self, server: Grouped, replies: Record) -> Grouped:
-        # a group that none of the round's clients has keeps the loss that it had
+        # a group without rows in this round keeps its loss
         r = torch.where(replies["counts"] > 0, replies["losses"] / replies["counts"].clamp_min(1), server.r)
         exponent = torch.where(server.share > 0, self.t * r, -torch.inf)
         tilt = torch.exp(exponent - exponent.max().clamp_min(-1e30))
@@ -155,7 +157,7 @@ class TERM(FedAvg):
         return server._replace(r=r, weight=torch.where(mean > 0, tilt / mean.clamp_min(1e-30), 1.0))
 
     def observe(self, server: Any) -> dict[str, Tensor]:
-        """How much more the most favoured group counts than its rows do."""
+        """Return the largest weight of a group's rows."""
         return {"largest_weight": server.weight.max()} if self.level == "group" else {}
 
 
@@ -165,7 +167,7 @@ def total_loss(down: Record, state: Tree, data: Data) -> tuple[Record, Tree]:
 
 def step(server: Tilted, replies: Record, validation: Data | None) -> Tilted:
     total, rows = replies["weight"], replies["rows"]
-    # theta <- theta + sum_k a_k Delta_k / sum_k a_k; nothing moves when no client has rows
+    # theta <- theta + sum_k a_k Delta_k / sum_k a_k; unchanged if no client has rows
     inverse = torch.where(total > 0, 1 / total.clamp_min(1e-30), 0.0)
     # sum_k a_k / n = mean of exp(t F_k - c)
     c = server.c + torch.where(total > 0, total.clamp_min(1e-30) / rows.clamp_min(1), 1.0).log()

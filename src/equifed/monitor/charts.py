@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from equifed.monitor.watch import Watch
 from equifed.report import looks
-from equifed.report.wording import number, signed
+from equifed.verdict.wording import number, signed
 
 WIDTH, HEIGHT = 1120, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 20, 44

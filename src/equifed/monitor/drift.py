@@ -1,8 +1,8 @@
-"""Drift of inputs: whether the rows of a silo's last period fall into the schema's bins as they did before.
+"""Drift of inputs: changes in the distribution of a silo's rows over the schema's bins since the reference.
 
-Two measures, because each alone misleads: the population stability index says how large a drift is and is large by
-chance where rows are few; the chi-square test of homogeneity says whether it can be chance and finds the smallest drift
-where rows are many. A drift is one that is both.
+Two measures are used, because each alone misleads: the population stability index measures the size of a drift, but is
+large by chance with few rows; the chi-square test of homogeneity rules out chance, but detects tiny drifts with many
+rows. A drift is reported if both indicate it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from equifed.metrics.seeds import LEVEL, holm
 from equifed.monitor.history import History
 
 NOTICEABLE, LARGE = 0.1, 0.25
-"""Of the population stability index, as banks read it."""
+"""Thresholds of the population stability index, as used in banking."""
 LEAST_EXPECTED = 5
-"""Rows that a cell must be expected to have for the chi-square test; smaller ones are taken together."""
+"""Smallest expected number of rows in a cell of the chi-square test; smaller cells are merged."""
 
 
 class Drift(NamedTuple):
-    """Of one input at one silo."""
+    """The drift of one input at one silo."""
 
     silo: str
     column: str
     period: str
     stability: float
-    """The population stability index; nan where nothing can be said."""
+    """Population stability index; nan if unknown."""
     p: float
-    """Of the chi-square test, as it is,"""
+    """p-value of the chi-square test."""
     holm: float
-    """and corrected for all columns and silos."""
+    """The p-value corrected for all columns and silos (Holm)."""
     bin: str
-    """The bin whose share changed most."""
+    """Bin with the largest change of its share."""
     before: float
     after: float
-    """Its share."""
+    """That bin's share of rows before and after."""
 
     @property
     def size(self) -> str:
-        """What can be said, in a word or two."""
+        """Size of the drift in words."""
         if np.isnan(self.stability):
             return "unknown"
         if not (self.holm < LEVEL and self.stability >= NOTICEABLE):
@@ -52,9 +52,9 @@ class Drift(NamedTuple):
         return self.size in ("large", "noticeable")
 
 
-def drifts(history: History, reference: list[int]) -> list[Drift]:
-    """Of every input at every silo: its last period against its reference periods, or against its first one where it
-    has none of them."""
+def find_drifts(history: History, reference: list[int]) -> list[Drift]:
+    """Compare, for every input at every silo, its last period with its reference periods, or with its first period if
+    it has none of them."""
     found = []
     for k, silo in enumerate(history.silos):
         handed = sorted(t for t, j in history.counts if j == k and history.counts[t, k].rows is not None)
@@ -68,15 +68,16 @@ def drifts(history: History, reference: list[int]) -> list[Drift]:
             if past:
                 bins = [np.array(each.inputs[column], dtype=float) for each in (*past, now)]
                 rows = [float(each.rows or 0) for each in (*past, now)]
-                found.append(Drift(silo, column, history.periods[last], *_compared(bins, rows, history.bins[column])))
+                found.append(Drift(silo, column, history.periods[last], *_compare(bins, rows, history.bins[column])))
     corrected = iter(holm([each.p for each in found if not np.isnan(each.p)]))
     return [each if np.isnan(each.p) else each._replace(holm=next(corrected)) for each in found]
 
 
-def _compared(
+def _compare(
     bins: list[np.ndarray], rows: list[float], names: tuple[str, ...]
 ) -> tuple[float, float, float, str, float, float]:
-    """(index, p, p, bin, before, after) of the last bins against all before; bins that somebody withheld are one."""
+    """Return (index, p, p, bin, before, after) of the last bins against all before; bins withheld in any of them are
+    merged."""
     shown = ~np.isnan(np.stack(bins)).any(0)
     table = np.stack([sum(bins[:-1])[shown], bins[-1][shown]])  # type: ignore[index]
     rest = np.array([sum(rows[:-1]), rows[-1]]) - table.sum(1)
@@ -90,7 +91,8 @@ def _compared(
 
 
 def stability_index(before: np.ndarray, after: np.ndarray, rest_before: float = 0.0, rest_after: float = 0.0) -> float:
-    """The sum over bins of (q - p) log(q / p) of the shares before (p) and after (q), half a row added to each."""
+    """Return the sum over bins of (q - p) log(q / p) for the shares before (p) and after (q), with half a row added to
+    each bin."""
     counts = np.stack([np.append(before, rest_before), np.append(after, rest_after)])
     counts = counts[:, counts.sum(0) > 0] + 0.5
     p, q = counts / counts.sum(1, keepdims=True)
@@ -98,8 +100,8 @@ def stability_index(before: np.ndarray, after: np.ndarray, rest_before: float = 
 
 
 def homogeneity(table: np.ndarray) -> float:
-    """The p-value of the chi-square test that both lines [2, n] are samples of the same; nan where nothing is left to
-    compare."""
+    """Return the p-value of the chi-square test that both rows of the table [2, n] have the same distribution; nan if
+    fewer than two cells can be compared."""
     from scipy.special import chdtrc
 
     table = table[:, table.sum(0) > 0]

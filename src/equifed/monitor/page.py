@@ -1,4 +1,4 @@
-"""The page about a model in use: one HTML file that loads nothing from elsewhere and needs no script."""
+"""The monitoring page: one self-contained HTML file without scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equifed.report.page import asset, templates
 STATES: dict[State, str] = {
     "alarm": "▲ alarm",
     "unknown": "? unknown",
-    "waiting": "… nothing to compare yet",
+    "waiting": "… no comparison yet",
     "quiet": "✓ no alarm",
 }
 
@@ -31,7 +31,7 @@ def write_monitor(watch: Watch, path: Path, title: str | None = None) -> None:
 
 
 def render(watch: Watch, title: str | None = None) -> str:
-    """The page's text."""
+    """Return the page as HTML."""
     own = resources.files("equifed.monitor").joinpath("monitor.css").read_text(encoding="utf-8")
     heading = {metric: describe(metric).heading for metric in watch.gaps}
     return (

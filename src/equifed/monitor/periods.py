@@ -1,4 +1,4 @@
-"""Names of periods: days, ISO weeks, months, quarters and years, whose order as text is their order in time."""
+"""Names of periods: days, ISO weeks, months, quarters and years. Their alphabetical order is chronological."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ KINDS: dict[Kind, re.Pattern[str]] = {
 }
 
 
-def names_of(times: pd.Series[Any], kind: Kind) -> pd.Series[Any]:
-    """The period that each time lies in."""
+def name_periods(times: pd.Series[Any], kind: Kind) -> pd.Series[Any]:
+    """Return the period of each time."""
     if kind == "week":
         parts = times.dt.isocalendar()
         return parts["year"].astype(str) + "-W" + parts["week"].astype(str).str.zfill(2)
@@ -29,7 +29,7 @@ def names_of(times: pd.Series[Any], kind: Kind) -> pd.Series[Any]:
 
 
 def first_day(name: str, kind: Kind) -> date:
-    """The day on which the period of this name begins; a ValueError where there is no such period."""
+    """Return the first day of the period of this name; raise `ValueError` if there is no such period."""
     found = KINDS[kind].fullmatch(name)
     if found is None:
         raise ValueError(f"not the name of a {kind}")
@@ -41,8 +41,8 @@ def first_day(name: str, kind: Kind) -> date:
     return date(year, *[*rest, 1, 1][:2])
 
 
-def following(name: str, kind: Kind) -> str:
-    """The next period."""
+def next_period(name: str, kind: Kind) -> str:
+    """Return the name of the next period."""
     day = first_day(name, kind)
     if kind in ("day", "week"):
         day += timedelta(days=7 if kind == "week" else 1)

@@ -1,4 +1,4 @@
-"""What a watch has found, in sentences and as plain values for other programs."""
+"""The findings of a watch, in sentences and as plain values for other programs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from equifed.metrics.catalogue import describe
 from equifed.monitor import cusum
 from equifed.monitor.watch import Series, Watch
-from equifed.report.wording import listing, number, p_value, plain, signed
+from equifed.verdict.wording import listing, number, p_value, plain, signed
 
 
 def sentences(watch: Watch) -> list[str]:
-    """What holds, the most important first."""
-    found = [_alarm(watch, each) for each in watch.alarms]
+    """Return the findings, the most important first."""
+    found = [_describe_alarm(watch, each) for each in watch.alarms]
     unknown: dict[str, list[str]] = {}
     for each in watch.series:
         if each.state == "unknown":
-            unknown.setdefault(_unknown(watch, each), []).append(_title(each))
+            unknown.setdefault(_explain_unknown(watch, each), []).append(_title(each))
     found += [f"Unknown: {listing(titles, most=3)}. {why}" for why, titles in unknown.items()]
     quiet = [each for each in watch.series if each.state == "quiet"]
     waiting = [each for each in watch.series if each.state == "waiting"]
@@ -28,12 +28,10 @@ def sentences(watch: Watch) -> list[str]:
             if len(quiet) == len(watch.series)
             else f"No alarm in {listing([_title(each) for each in quiet], most=3)}"
         )
-        found.append(
-            f"{all_of}: nothing has changed by more than chance explains since the reference ({watch.reference})."
-        )
+        found.append(f"{all_of}: no change since the reference ({watch.reference}) beyond what chance explains.")
     if waiting:
         titles = listing([_title(each) for each in waiting])
-        found.append(f"Nothing to compare with the reference ({watch.reference}) yet in {titles}.")
+        found.append(f"No period to compare with the reference ({watch.reference}) yet in {titles}.")
     drifted = [each for each in watch.drifts if each.shown]
     if drifted:
         places = listing([f"{plain(each.column)} at {plain(each.silo)} ({each.size})" for each in drifted])
@@ -42,53 +40,52 @@ def sentences(watch: Watch) -> list[str]:
 
 
 def rule(watch: Watch) -> str:
-    """When an alarm sounds, and how often it does so without a reason."""
+    """Return the rule of the alarm and its false alarm rate."""
     kind, gaps = watch.history.kind, len(watch.series)
     own = f", once in {gaps * watch.every:,.0f} {kind}s for each of the {gaps} gaps" if gaps > 1 else ""
     return (
-        f"Every {kind} is compared with all rows before it, {'silo by silo' if watch.by_silo else 'all silos as one'}. "
-        f"The deviation of a gap, in standard errors and less an allowance of {cusum.ALLOWANCE:g}, is added up in "
-        "either direction, never below 0 (CUSUM). An alarm sounds when "
-        f"a sum exceeds {watch.limit:.2f}. As long as nothing changes that happens at most once in "
-        f"{watch.every:,.0f} {kind}s on average, over all gaps together{own}."
+        f"Every {kind} is compared with all earlier rows, {'silo by silo' if watch.by_silo else 'all silos combined'}. "
+        f"The deviation of a gap, in standard errors minus an allowance of {cusum.ALLOWANCE:g}, is summed in "
+        f"either direction, never below 0 (CUSUM). An alarm sounds when a sum exceeds {watch.limit:.2f}. Without a "
+        f"change this happens at most once in {watch.every:,.0f} {kind}s on average, over all gaps together{own}."
     )
 
 
 def caveats(watch: Watch) -> list[str]:
-    """What limits the rest."""
+    """Return the limitations of the findings."""
     history, found = watch.history, []
     last = len(history.periods) - 1
     missing = [silo for k, silo in enumerate(history.silos) if (last, k) not in history.counts]
     if missing:
-        found.append(f"Nothing was handed in for {history.periods[last]} by {listing(missing)}.")
+        found.append(f"No counts were handed in for {history.periods[last]} by {listing(missing)}.")
     for k, silo in enumerate(history.silos):
         if (last, k) in history.counts and (groups := history.withheld(last, k)):
             found.append(
-                f"{plain(silo)} withholds {listing(groups)} in {history.periods[last]}: few rows. The numbers are "
-                "those of the other silos."
+                f"{plain(silo)} withholds {listing(groups)} in {history.periods[last]} because of few rows. The "
+                "numbers are those of the other silos."
             )
     if watch.alarms:
         found.append(
-            "Which silo moved is looked for after the alarm, in the rows that sounded it: the p-values are too small "
-            "rather than too large. Silos that withhold a group cannot be judged."
+            "The silo that changed is searched after the alarm, in the rows that sounded it: the p-values are too "
+            "small rather than too large. Silos that withhold a group cannot be assessed."
         )
     if watch.by_silo:
         found.append(
-            "A gap that changes only because one silo hands in more or fewer rows than before is seen in the chart and "
-            "sounds no alarm."
+            "A gap that changes only because a silo hands in more or fewer rows than before shows in the chart but "
+            "does not sound an alarm."
         )
     else:
         found.append(
-            "The run does not say whose test rows are whose: a silo that hands in more rows can sound the alarm."
+            "The run does not record the silos of its test rows: a silo that hands in more rows can sound the alarm."
         )
-    found.append("A slow change is absorbed in part by what it is compared with, and noticed late.")
+    found.append("A slow change becomes part of the data it is compared with, so it is detected late.")
     return found
 
 
-def _unknown(watch: Watch, series: Series) -> str:
+def _explain_unknown(watch: Watch, series: Series) -> str:
     if series.lost:
         places = listing([f"{plain(each.group)} at {plain(each.silo)}" for each in series.lost])
-        return f"Withheld in {series.lost[0].period} and shown before: {places}. A large change can be the reason."
+        return f"Withheld in {series.lost[0].period}, but disclosed before: {places}. A large change can be the reason."
     last = max(t for t, why in enumerate(series.unknown) if why)
     return f"{watch.history.periods[last]}: {series.unknown[last]}."
 
@@ -97,17 +94,17 @@ def _title(series: Series) -> str:
     return plain(series.title, 160)
 
 
-def _alarm(watch: Watch, series: Series) -> str:
+def _describe_alarm(watch: Watch, series: Series) -> str:
     change, periods = series.change, watch.history.periods
     assert change is not None
     way = "wider" if abs(change.after) > abs(change.before) else "narrower"
     text = (
         f"Alarm: {_title(series)}, went from {signed(change.before)} to {signed(change.after)} ({way}), since "
-        f"{periods[change.since]}, noticed in {periods[change.noticed]}."
+        f"{periods[change.since]}, detected in {periods[change.noticed]}."
     )
     first = change.silos[0]
     if np.isnan(first.change):
-        return f"{text} Which silo moved cannot be said: none shows both sides before and after."
+        return f"{text} The silo that changed is unknown: none discloses both sides before and after."
     clear = change.clear
     within = f"{signed(first.change)} [{signed(first.low)}, {signed(first.high)}], {p_value(first.holm)}"
     if len(watch.history.silos) == 1:
@@ -140,16 +137,16 @@ def to_dict(watch: Watch) -> dict[str, Any]:
             for metric, gaps in watch.gaps.items()
             for period, gap in zip(periods, gaps, strict=True)
         ],
-        "watched": [_series(each, periods) for each in watch.series],
+        "watched": [_series_to_dict(each, periods) for each in watch.series],
         "drift": [each._asdict() | {"size": each.size} for each in watch.drifts],
     }
 
 
-def _series(series: Series, periods: tuple[str, ...]) -> dict[str, Any]:
+def _series_to_dict(series: Series, periods: tuple[str, ...]) -> dict[str, Any]:
     change = series.change
-    told = None
+    alarm = None
     if change is not None:
-        told = {
+        alarm = {
             "since": periods[change.since],
             "noticed": periods[change.noticed],
             "before": change.before,
@@ -161,7 +158,7 @@ def _series(series: Series, periods: tuple[str, ...]) -> dict[str, Any]:
         "title": series.title,
         "metric": series.metric,
         "state": series.state,
-        "alarm": told,
+        "alarm": alarm,
         "deviations": dict(zip(periods, series.deviations.tolist(), strict=True)),
         "lost": [each._asdict() for each in series.lost],
         "unknown": {period: why for period, why in zip(periods, series.unknown, strict=True) if why},
@@ -169,7 +166,7 @@ def _series(series: Series, periods: tuple[str, ...]) -> dict[str, Any]:
 
 
 def failures(watch: Watch, checks: list[Any]) -> list[str]:
-    """What fails: "alarm", "drift", or a condition on the last period's gap. What is not known passes no check."""
+    """Return the failures of checks: "alarm", "drift", or a condition on the last period's gap. Unknown values fail."""
     lines = []
     for check in checks:
         if check == "alarm":
@@ -181,20 +178,19 @@ def failures(watch: Watch, checks: list[Any]) -> list[str]:
                 if each.shown or each.size == "unknown"
             ]
         else:
-            lines += _level(watch, check)
+            lines += _check_level(watch, check)
     return lines
 
 
-def _level(watch: Watch, check: Any) -> list[str]:
+def _check_level(watch: Watch, check: Any) -> list[str]:
     from equifed.target import OPERATORS
 
     gaps = watch.gaps.get(check.metric)
     title = describe(check.metric).title
     if gaps is None:
-        return [f"{title} is not known (no labels), so it cannot be shown not to be {check.sign} {check.bound:g}"]
+        return [f"{title} is unknown (no labels), so {check} cannot be ruled out"]
     gap, period = gaps[-1], watch.history.periods[-1]
     if gap.unknown:
-        what = f"is not known ({gap.unknown}), so it cannot be shown not to be {check.sign} {check.bound:g}"
-        return [f"{title} of {period} {what}"]
+        return [f"{title} of {period} is unknown ({gap.unknown}), so {check} cannot be ruled out"]
     holds = OPERATORS[check.sign](gap.value, check.bound)
     return [f"{title} of {period} is {number(gap.value)}, and the check fails if {check}"] if holds else []

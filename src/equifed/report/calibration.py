@@ -10,8 +10,8 @@ import numpy as np
 from equifed.metrics.calibration import BINS, calibration_error, error_by_chance
 from equifed.metrics.rates import divide
 from equifed.metrics.seeds import mean, moments, wilson
-from equifed.report.comparison import Variant
-from equifed.report.groups import SMALL_GROUP
+from equifed.verdict.groups import SMALL_GROUP
+from equifed.verdict.variants import Variant
 
 SUMS = ["rows", "positives", "score_sum"]
 

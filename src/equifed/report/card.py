@@ -15,13 +15,13 @@ import numpy as np
 from equifed.data.schema import MISSING
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant
-from equifed.report.groups import rate_intervals
 from equifed.report.messages import messages_of
-from equifed.report.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
-from equifed.report.verdict import verdict_of
 from equifed.results.stored import StoredStates
+from equifed.verdict import wording
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import rate_intervals
+from equifed.verdict.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
+from equifed.verdict.variants import Variant
 
 if TYPE_CHECKING:
     from equifed.data.schema import Column
@@ -82,8 +82,8 @@ def with_facts(info: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, A
 def card_of(result: Result, facts: Mapping[str, Any] | None = None) -> Card:
     """The card of a result's models. facts: what is known besides, by the names of `Result.info`; `weights`: the
     checksum of the file that holds them."""
+    comparison = None if result.metrics.empty else result.compared
     result = replace(result, info=with_facts(result.info, facts or {}))
-    comparison = None if result.metrics.empty else Comparison.of([result])
     info = result.info
     named = f"{info['method']} on {info['data']}" if info.get("data") else str(info["method"])
     sections = (
@@ -299,7 +299,7 @@ def _by_group(variant: Variant) -> list[Any]:
 
 
 def _limits(result: Result, comparison: Comparison | None) -> list[str]:
-    said = [] if comparison is None else list(verdict_of(comparison).caveats)
+    said = [] if comparison is None else list(comparison.verdict.caveats)
     said += [str(note) for note in result.notes if comparison is None]
     said.append(
         "The figures are of rows of the same clients that were held back from training; they say nothing of other "
@@ -375,12 +375,12 @@ def _making(result: Result) -> list[Any]:
 def _method(result: Result) -> Any:
     """The method of the first run; None where it cannot be made again."""
     from equifed.errors import ConfigError
-    from equifed.methods import recorded
+    from equifed.methods import make_recorded
 
     if result.final_states and not isinstance(result.final_states, StoredStates):
         return next(iter(result.final_states.values())).method
     try:
-        return recorded(str(result.info["method"]), **result.info.get("hyper_parameters", {}))
+        return make_recorded(str(result.info["method"]), **result.info.get("hyper_parameters", {}))
     except ConfigError:
         return None
 

@@ -20,9 +20,10 @@ import numpy as np
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.report import looks, wording
-from equifed.report.comparison import Comparison
+from equifed.report import looks
 from equifed.report.numbers import page_data
+from equifed.verdict import wording
+from equifed.verdict.comparison import Comparison
 
 FORMATS = ("svg", "png", "pdf")
 BARS: dict[str, Any] = {"elinewidth": 0.8, "capsize": 1.5}

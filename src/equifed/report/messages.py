@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from equifed.report.silos import Secure
-from equifed.results.candidates import is_pooled
 from equifed.simulator.engine import SECURE_SUM, UNMASK
+from equifed.verdict.silos import Secure
+from equifed.verdict.variants import is_pooled
 
 if TYPE_CHECKING:
     from equifed.results.result import Result

@@ -16,12 +16,12 @@ from equifed.metrics.local import SIGNED
 from equifed.metrics.seeds import Paired, moments_by
 from equifed.report import looks
 from equifed.report.calibration import calibration_data
-from equifed.report.comparison import LOG, Comparison, Variant, against, summary_of
-from equifed.report.groups import rate_intervals
-from equifed.report.local import Local, local_data
-from equifed.report.silos import Secure
-from equifed.report.verdict import ranked, unclear
-from equifed.results.candidates import is_pooled
+from equifed.verdict.choose import against, ranked, unclear
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import rate_intervals
+from equifed.verdict.local import Local, local_data
+from equifed.verdict.silos import Secure
+from equifed.verdict.variants import LOG, Variant, is_pooled
 
 if TYPE_CHECKING:
     from equifed.results.result import Result
@@ -67,7 +67,9 @@ def summary_data(comparison: Comparison) -> dict[str, Any]:
     names = comparison.measured
     return {
         "metrics": _described([*names, *COSTS]),
-        "variants": [_variant(variant, names) for variant in comparison.variants],
+        "variants": [
+            _variant(variant, comparison.results.index(variant.result), names) for variant in comparison.variants
+        ],
         "table": _table(comparison),
     }
 
@@ -87,11 +89,11 @@ def _finite(values: Any) -> Any:
     return array.tolist()
 
 
-def _variant(variant: Variant, names: list[str]) -> dict[str, Any]:
+def _variant(variant: Variant, result: int, names: list[str]) -> dict[str, Any]:
     return {
         "label": variant.label,
         "method": variant.method,
-        "result": variant.result,
+        "result": result,
         "hyper": {str(name): str(value) for name, value in variant.hyper.items()},
         "seeds": [str(seed) for seed in variant.final.index],
         "last": variant.last,
@@ -126,7 +128,7 @@ def _final(variant: Variant, metric: str) -> dict[str, Any]:
 
 
 def _table(comparison: Comparison) -> dict[str, Any]:
-    frame = summary_of(comparison)
+    frame = comparison.to_frame()
     marks = {name: marks_of(comparison, name) for name in comparison.metrics}
     columns = [*comparison.metrics, *COSTS]
     rows: list[list[dict[str, Any]]] = [[] for _ in comparison.variants]

@@ -24,21 +24,21 @@ from equifed.metrics import catalogue
 from equifed.metrics.calibration import BINS
 from equifed.metrics.catalogue import describe
 from equifed.metrics.seeds import MIN_SEEDS, moments_by
-from equifed.report import wording
 from equifed.report.card import Card, card_of
-from equifed.report.comparison import Comparison, Variant
-from equifed.report.groups import SMALL_GROUP, parts
 from equifed.report.messages import messages_of
 from equifed.report.numbers import page_data, summary_data
 from equifed.report.robust import robustness
-from equifed.report.silos import DISCLOSED, NOT_AVAILABLE, Secure, Silos
-from equifed.report.verdict import Verdict, verdict_of
-from equifed.results.candidates import differing_names
 from equifed.settings import MARGIN
+from equifed.verdict import wording
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.groups import SMALL_GROUP, parts
+from equifed.verdict.sentences import Verdict
+from equifed.verdict.silos import DISCLOSED, NOT_AVAILABLE, Secure, Silos
+from equifed.verdict.variants import Variant, differing_names
 
 if TYPE_CHECKING:
-    from equifed.results.outcome import Confidence
     from equifed.results.result import Result
+    from equifed.target import Confidence
 
 WORST_CLIENTS = 5
 """Clients named per variant."""
@@ -79,7 +79,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     """The page's text."""
     variants, results = comparison.variants, comparison.results
     data = page_data(comparison)
-    verdict = verdict_of(comparison)
+    verdict = comparison.verdict
     return (
         templates()
         .get_template("page.html.j2")
@@ -120,15 +120,14 @@ def render(comparison: Comparison, title: str | None = None) -> str:
     )
 
 
-def summary_html(result: Result) -> str:
-    """A result where a notebook shows it: the verdict and the table, without script or style sheet."""
-    comparison = Comparison.of([result])
+def summary_html(comparison: Comparison) -> str:
+    """A comparison where a notebook shows it: the verdict and the table, without script or style sheet."""
     template = templates().get_template("summary.html.j2")
     return template.render(
-        title=_title([result]),
-        verdict=verdict_of(comparison),
+        title=_title(comparison.results),
+        verdict=comparison.verdict,
         data=summary_data(comparison),
-        rounds=result.settings.rounds,
+        rounds=comparison.results[0].settings.rounds,
     )
 
 
@@ -181,8 +180,8 @@ def _title(results: Sequence[Result]) -> str:
 def _card(comparison: Comparison, verdict: Verdict) -> Card | None:
     """That of the method to take, or of the only one; None where none is taken."""
     taken = [variant.result for variant in comparison.variants if variant.label == verdict.chosen]
-    chosen = taken or ([0] if len(comparison.results) == 1 else [])
-    return card_of(comparison.results[chosen[0]]) if chosen else None
+    chosen = taken or (comparison.results if len(comparison.results) == 1 else [])
+    return card_of(chosen[0]) if chosen else None
 
 
 def _cards(data: dict[str, Any], verdict: Verdict, variants: list[Variant]) -> list[dict[str, Any]]:
@@ -321,13 +320,13 @@ def _pairs(values: Mapping[Any, Any]) -> str:
 def _citations(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The papers of the methods, each once, and of the data sets."""
     from equifed.data.sets import recorded_dataset
-    from equifed.methods import citations, recorded
+    from equifed.methods import citations, make_recorded
     from equifed.methods.citations import rule_citation
 
     papers: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(str(result.info["method"]) for result in results):
         try:
-            papers_of = citations(recorded(name))
+            papers_of = citations(make_recorded(name))
         except ConfigError:  # a method of the user's own, whose module is not imported for this
             continue
         for cited in papers_of:

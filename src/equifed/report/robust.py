@@ -11,8 +11,9 @@ import pandas as pd
 
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.report import wording
-from equifed.results.candidates import having, settings_text
+from equifed.results.counts import having
+from equifed.results.model import settings_text
+from equifed.verdict import wording
 
 if TYPE_CHECKING:
     from equifed.results.result import Result

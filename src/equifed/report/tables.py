@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from equifed.errors import unknown_name
 from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
-from equifed.report import wording
-from equifed.report.comparison import Comparison, Variant
 from equifed.report.numbers import marks_of
+from equifed.verdict import wording
+from equifed.verdict.comparison import Comparison
+from equifed.verdict.variants import Variant
 
 if TYPE_CHECKING:
     from equifed.results.result import Result

@@ -14,7 +14,7 @@ import numpy as np
 from equifed import tree
 from equifed.metrics.frame import metrics_frame
 from equifed.metrics.scored import Scored
-from equifed.modules import frozen
+from equifed.modules import frozen_values
 from equifed.notes import Note
 from equifed.protocol import CONSTRAINT_TOLERANCE, STAGES, VALIDATION, LocalTraining
 from equifed.results.counts import SPLITS, calibration_frame, counts_frame, local_gaps_frame, shared_rows
@@ -22,7 +22,7 @@ from equifed.results.predict import FinalState
 from equifed.results.result import Result
 from equifed.results.stored import LISTED
 from equifed.secure import FEWEST
-from equifed.simulator.engine import SECURE_SUM, unmasking
+from equifed.simulator.engine import SECURE_SUM, unmask_message
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -323,7 +323,7 @@ def _messages(job: Job, messages: Iterable[Message]) -> pd.DataFrame:
     lines = [
         line
         for message in messages
-        for line in (message, *([unmasking(job, message)] if message.gather == SECURE_SUM else []))
+        for line in (message, *([unmask_message(job, message)] if message.gather == SECURE_SUM else []))
     ]
     return pd.DataFrame(
         [{**line._asdict(), "down": ", ".join(line.down), "up": ", ".join(line.up)} for line in lines],
@@ -353,7 +353,7 @@ def _rejections(job: Job, rejections: list[tuple[int, Rejection]]) -> pd.DataFra
 def _final_states(job: Job, state: State) -> dict[Any, FinalState]:
     """What each run ended with, by its seed; by (swept values..., seed) after a sweep."""
     states, task = {}, job.task
-    if job.device.type != "cpu" and frozen(task.module):  # what is predicted later is predicted on the CPU
+    if job.device.type != "cpu" and frozen_values(task.module):  # what is predicted later is predicted on the CPU
         task = dataclasses.replace(task, module=copy.deepcopy(task.module).cpu())
     for r, run in enumerate(job.wanted):
         fed, server, clients = run.federation, tree.take(state.server, r), tree.take(state.clients, r)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,16 +14,15 @@ from equifed.metrics.catalogue import Evaluation, describe
 from equifed.metrics.local import SIGNED, gap_interval
 from equifed.metrics.scored import Scored
 from equifed.partition.base import UNKNOWN
-from equifed.results.candidates import having
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from equifed.federation import Federation
-    from equifed.results.outcome import Split
     from equifed.results.result import Result
     from equifed.simulator import Job
 
+Split = Literal["validation", "test"]
 SPLITS: tuple[Split, ...] = ("test", "validation")
 """The sets of rows on which the clients are measured together."""
 COLUMNS = ("split", "group", "label", "predicted", "rows")
@@ -32,6 +31,16 @@ LOCAL = (
     *("client", "metric", "class", "value", "low", "high", "overall"),
     *("higher", "lower", "higher_rate", "lower_rate", "higher_rows", "lower_rows"),
 )
+
+
+def having(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows with these values in these columns; a missing value is one, too."""
+    import pandas as pd
+
+    for name, value in values.items():
+        column = frame[name]
+        frame = frame[column.isna() if pd.isna(value) else column == value]
+    return frame
 
 
 def counts_frame(job: Job, scores: Sequence[tuple[int, int, dict[str, Scored]]]) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from equifed.errors import ConfigError, RunError
 from equifed.models import SharedLinear
-from equifed.protocol import adjusted
+from equifed.protocol import adjust_predictions
 from equifed.results.model import probabilities
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Program(nn.Module):
         found = self.method.predict(self.task, self.server, self.client, x)
         if s is not None:
             u = torch.full((x.shape[0],), 0.5, dtype=torch.float64)  # any: nothing is drawn
-            found = adjusted(self.method, self.task, self.server, self.client, found, s, u)
+            found = adjust_predictions(self.method, self.task, self.server, self.client, found, s, u)
         if self.task.kind == "regression":
             if self.label_range is None:
                 return found

@@ -16,7 +16,6 @@ import torch
 
 from equifed.errors import ConfigError, DataError, RunError, unknown_name
 from equifed.partition.base import as_text, is_missing
-from equifed.results.candidates import settings_text
 from equifed.results.predict import FinalState, read_table_rows, table_of
 from equifed.task import Task
 from equifed.words import listed
@@ -28,6 +27,14 @@ if TYPE_CHECKING:
     from equifed.data import Schema
 
 Setting = Mapping[str, float]
+
+
+def settings_text(values: Mapping[str, Any]) -> str:
+    """` (mu=0.1, beta=2)`; nothing without settings."""
+    if not values:
+        return ""
+    shown = (f"{k}={v:g}" if isinstance(v, float | np.floating) else f"{k}={v}" for k, v in values.items())
+    return f" ({', '.join(shown)})"
 
 
 @dataclass(frozen=True, eq=False)

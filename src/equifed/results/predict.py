@@ -15,7 +15,7 @@ from equifed import randomness, tree
 from equifed.errors import ConfigError, DataError, unknown_name
 from equifed.federation.arrays import check_finite
 from equifed.partition.base import UNKNOWN, is_missing
-from equifed.protocol import Data, Method, Task, adjusted
+from equifed.protocol import Data, Method, Task, adjust_predictions
 from equifed.tree import Tree
 from equifed.words import clean, listed, shortened
 
@@ -50,7 +50,7 @@ class FinalState:
     def parameters(self) -> dict[str, np.ndarray]:
         """The final model(s) by name: the server's, or the clients' own with a leading axis."""
         theta = self.method.model_of(self.server, self.clients)
-        return {name: value.numpy() for name, value in tree.named(theta).items()}
+        return {name: value.numpy() for name, value in tree.to_named(theta).items()}
 
     def features(self, x: Any) -> Tensor:
         """Rows as the model sees them."""
@@ -105,7 +105,7 @@ class FinalState:
                     raise ConfigError(f"{method.name} decides by a row's group: give the groups of the rows as `s`.")
                 codes = torch.from_numpy(_codes(s, groups, len(features)))
                 u = torch.from_numpy(randomness.generator(self.seed, "predict", draw).random(len(features)))
-                prediction = adjusted(method, task, self.server, state, prediction, codes, u)
+                prediction = adjust_predictions(method, task, self.server, state, prediction, codes, u)
         return prediction.numpy()
 
 
@@ -162,7 +162,7 @@ class Adapted:
     def state(self) -> dict[Any, dict[str, np.ndarray]]:
         """The same as arrays: {seed: {"pi": ...}}."""
         return {
-            key: {name: value.cpu().numpy() for name, value in tree.named(state).items()}
+            key: {name: value.cpu().numpy() for name, value in tree.to_named(state).items()}
             for key, state in self.states.items()
         }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from equifed.data import Schema
-    from equifed.results.outcome import Answer, Confidence
+    from equifed.target import Confidence
+    from equifed.verdict import Answer, Comparison, Variant
 
 
 def _no_frame() -> pd.DataFrame:
@@ -167,9 +169,29 @@ class Result:
     def __post_init__(self) -> None:
         catalogue.learn(self.info.get("metrics", ()))
 
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """Its settings, each over its seeds: taken from the frames once, which must not be changed in place then."""
+        from equifed.verdict import variants_in
+
+        return variants_in(self)
+
+    @cached_property
+    def compared(self) -> Comparison:
+        """Its settings beside each other, by its own target: what its card, its page and its record say."""
+        from equifed.verdict import Comparison
+
+        return Comparison.of([self])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for taken in ("variants", "compared"):
+            self.__dict__.pop(taken, None)
+        object.__setattr__(self, name, value)
+
     def __getstate__(self) -> dict[str, Any]:
         # as values, not as objects: a method or a model may have no name to be pickled by
-        return {**self.__dict__, "final_states": StoredStates.pack(self.final_states)}
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**known, "final_states": StoredStates.pack(self.final_states)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -258,7 +280,7 @@ class Result:
         target: a text such as "demographic_parity_difference <= 0.05", or several; confidence: between 0.5 and 1, or
         "mean". Left out: those of the run's settings.
         """
-        from equifed.results.answer import answer
+        from equifed.verdict import answer
 
         return answer([self], target, confidence)
 
@@ -311,9 +333,7 @@ class Result:
 
     def _repr_html_(self) -> str | None:
         """How a notebook shows it; None, so that it falls back on the text, where nothing was measured."""
-        from equifed.report.page import summary_html
-
-        return None if self.metrics.empty else summary_html(self)
+        return None if self.metrics.empty else self.compared._repr_html_()
 
     def __repr__(self) -> str:
         seeds = self.metrics["seed"].nunique()

@@ -47,11 +47,11 @@ class StoredStates(Mapping[Any, FinalState]):
             name: leaf
             for part, trees in parts.items()
             if trees
-            for name, leaf in tree.named(tree.stack(trees), part).items()
+            for name, leaf in tree.to_named(tree.stack(trees), part).items()
         }
         if states:  # what is frozen is one for all runs
             module = next(iter(states.values())).task.module
-            leaves |= {f"{FROZEN}{name}": value.detach() for name, value in modules.frozen(module).items()}
+            leaves |= {f"{FROZEN}{name}": value.detach() for name, value in modules.frozen_values(module).items()}
         return cls(describe(states), {name: leaf.numpy() for name, leaf in leaves.items()})
 
     @cached_property
@@ -71,13 +71,13 @@ class StoredStates(Mapping[Any, FinalState]):
         stored_frozen = {
             name.removeprefix(FROZEN): value for name, value in self.arrays.items() if name.startswith(FROZEN)
         }
-        module = modules.prepared(modules.with_frozen(module, stored_frozen))
+        module = modules.prepare_module(modules.with_frozen(module, stored_frozen))
         task = Task(module=module, local=Local(**self.about["local"]), **sizes)
         states = {}
         for r, run in enumerate(self.about["runs"]):
             stored = run["hyper_parameters"].items()  # from JSON, which has no infinity
             hyper = {name: float(value) if value in ("inf", "-inf") else value for name, value in stored}
-            method = methods.recorded(self.about["method"], **hyper)
+            method = methods.make_recorded(self.about["method"], **hyper)
             server, client = blank_states(method, task)
             scaling = run["scaling"] and tuple(np.array(part, np.float32) for part in run["scaling"])
             states[_key(run["key"])] = FinalState(
@@ -96,7 +96,7 @@ class StoredStates(Mapping[Any, FinalState]):
     def _filled(self, blank: Tree, prefix: str, run: int) -> Tree:
         """The run's values in the structure of `blank`."""
         values = {}
-        for name, leaf in tree.named(blank, prefix).items():
+        for name, leaf in tree.to_named(blank, prefix).items():
             stored = self.arrays.get(name)
             if stored is None or stored.shape[stored.ndim - leaf.dim() :] != tuple(leaf.shape):
                 got = "no such part" if stored is None else f"shape {list(stored.shape[stored.ndim - leaf.dim() :])}"

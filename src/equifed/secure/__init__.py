@@ -1,8 +1,8 @@
-"""Sums that nobody sees singly: each silo masks its integers so that only the sum over many silos can be read.
+"""Secure aggregation: each silo masks its integers so that only the sum over many silos can be read.
 
-`rules.py` is what the simulator shares and needs no cryptography; `silo.py` is a silo's side, `server.py` the server's,
-`exchange.py` what they send each other, `keys.py` who vouches for keys. All of cryptography but Shamir's sharing
-(`shamir.py`) comes from the package of that name, by `primitives.py`. Names are imported when they are first used.
+`rules.py` is shared with the simulator and does not need cryptography; `silo.py` is a silo's side, `server.py` the
+server's, `exchange.py` has their messages, `keys.py` the verification of keys. All cryptography but Shamir's sharing
+(`shamir.py`) comes from the package `cryptography`, by `primitives.py`. Names are imported when they are first used.
 """
 
 from importlib import import_module
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from equifed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from equifed.secure.exchange import Exchange, Masked, NotSummed, Refused, Told, Total
+    from equifed.secure.exchange import Exchange, Masked, NotSummed, Refused, Total, UnmaskReply
     from equifed.secure.keys import Roster, sign, verify
-    from equifed.secure.primitives import usable
-    from equifed.secure.rules import FEWEST, masked_bytes, threshold, unmask_bytes, unsummed
+    from equifed.secure.primitives import is_usable_key
+    from equifed.secure.rules import FEWEST, find_obstacle, masked_bytes, threshold, unmask_bytes
     from equifed.secure.server import total
     from equifed.secure.silo import Silo
 
 _HOMES = {
-    **dict.fromkeys(("FEWEST", "masked_bytes", "threshold", "unmask_bytes", "unsummed"), "rules"),
-    **dict.fromkeys(("Exchange", "Masked", "NotSummed", "Refused", "Told", "Total"), "exchange"),
+    **dict.fromkeys(("FEWEST", "masked_bytes", "threshold", "unmask_bytes", "find_obstacle"), "rules"),
+    **dict.fromkeys(("Exchange", "Masked", "NotSummed", "Refused", "UnmaskReply", "Total"), "exchange"),
     **dict.fromkeys(("Roster", "sign", "verify"), "keys"),
     "Silo": "silo",
-    "usable": "primitives",
+    "is_usable_key": "primitives",
     "total": "server",
 }
 

@@ -1,4 +1,4 @@
-"""What silos and server send each other for one sum, and the seeds that both sides derive in the same way."""
+"""The messages of silos and server for one sum, and the seeds that both sides derive in the same way."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from equifed.notes import Note
-from equifed.secure.primitives import derive, packed
+from equifed.secure.primitives import derive, pack
 from equifed.secure.rules import threshold
 
 
 class Refused(Exception):
-    """Why a silo does not take part, in words that may follow "its reply"."""
+    """A silo's refusal to take part. Its text may follow "its reply"."""
 
 
 class NotSummed(Exception):
-    """Why the server has no sum: the round is not applied."""
+    """The reason why the server has no sum: the round is not applied."""
 
     def __init__(self, note: Note) -> None:
         super().__init__(str(note))
@@ -26,31 +26,32 @@ class NotSummed(Exception):
 
 
 class Exchange(NamedTuple):
-    """A summed exchange, of which all its silos are told alike."""
+    """A summed exchange, with the same description for all its silos."""
 
     run: str
     number: int
-    """Larger for later exchanges of a run."""
+    """Number of the exchange; it grows within a run."""
     attempt: int
-    """Larger when the exchange is asked anew."""
+    """Number of the attempt; it grows when the exchange is repeated."""
     names: tuple[str, ...]
-    """The silos, sorted."""
+    """Names of the silos, sorted."""
     keys: tuple[bytes, ...]
-    """Their X25519 public keys in this run, in that order."""
+    """X25519 public keys of the silos in this run, in that order."""
     planned: int
-    """How many silos are to take part, with those who cannot. A silo knows it by itself, and never from the server,
-    which could otherwise make sums of few silos by leaving some out of one exchange, and others out of another."""
+    """Number of planned silos, including unavailable ones. A silo computes it itself and never takes it from the
+    server, which could otherwise obtain sums of few silos by leaving out different silos in different exchanges."""
 
     @property
     def threshold(self) -> int:
         return threshold(self.planned)
 
     def transcript(self, layout: bytes, sent: bytes) -> bytes:
-        """What all masks of the exchange are bound to: silos that were told different things cannot be unmasked.
+        """Return the digest to which all masks of the exchange are bound: silos that received different messages cannot
+        be unmasked.
 
-        layout: what the values are and how many. sent: the SHA-256 of what all silos got alike.
+        layout: the kind and number of the values. sent: the SHA-256 of the message to all silos.
         """
-        asked = packed(
+        asked = pack(
             *("equifed secure sum", self.run, self.number, self.attempt),
             *(self.planned, self.names, self.keys, layout, sent),
         )
@@ -61,49 +62,52 @@ class Masked(NamedTuple):
     """A silo's masked reply."""
 
     values: np.ndarray
-    """uint64 [m]."""
+    """Masked values, uint64 [m]."""
     commitment: bytes
-    """By which the server knows that it has rebuilt the self-mask rightly."""
+    """Commitment by which the server checks the rebuilt self-mask."""
     shares: dict[str, bytes]
-    """For each other silo, its share of the self-mask, sealed for it."""
+    """Sealed share of the self-mask for each other silo."""
 
 
-class Told(NamedTuple):
-    """A silo's answer to `unmask`."""
+class UnmaskReply(NamedTuple):
+    """A silo's reply to `unmask`."""
 
     shares: dict[str, bytes]
-    """Of the self-mask of each silo that is still there."""
+    """Shares of the self-masks of the surviving silos."""
     seeds: dict[str, bytes]
-    """Of the mask that it has with each silo that is gone, locked; see `lock`."""
+    """Locked seeds of its masks with the silos that dropped out; see `lock_key`."""
     openers: dict[str, bytes]
-    """Its part in unlocking the seeds of each other silo that is still there; none where nobody is gone."""
+    """Its part of the keys to the seeds of the other survivors; empty if no silo dropped out."""
 
 
 class Total(NamedTuple):
+    """The sum over the silos of an exchange."""
+
     numbers: np.ndarray
-    """The sum modulo 2^64: uint64 [m]."""
-    liars: tuple[str, ...]
-    """Silos by whom false shares came, which were found and left out."""
+    """Sum modulo 2^64, uint64 [m]."""
+    faulty: tuple[str, ...]
+    """Silos that sent false shares, which were detected and ignored."""
 
 
 def self_seed(secret: bytes, transcript: bytes) -> bytes:
-    """Of a silo's self-mask, by its 16 secret bytes that are shared."""
+    """Return the seed of a silo's self-mask, from its 16 shared secret bytes."""
     return derive(secret, "self", transcript)
 
 
-def lock(openers: Sequence[bytes]) -> bytes:
-    """The key by which a survivor's seeds are locked. openers: those of all other survivors, in the order of names.
+def lock_key(openers: Sequence[bytes]) -> bytes:
+    """Return the key that locks a survivor's seeds. openers: those of all other survivors, in the order of names.
 
-    Each of them gives its opener away for one set of survivors only. Otherwise a server could name other survivors to
-    each silo, have some shares of a self-mask from these and seeds from those, and so the sum of a few silos.
+    Each survivor discloses its opener for one set of survivors only. Otherwise a server could name different survivors
+    to different silos, get shares of a self-mask from some and seeds from others, and so the sum of a few silos.
     """
     return derive(b"".join(openers), "lock")
 
 
-def locked(seed: bytes, key: bytes, gone: str) -> bytes:
-    """The seed of the mask with a silo that is gone, locked or, if it was, unlocked."""
+def lock_seed(seed: bytes, key: bytes, gone: str) -> bytes:
+    """Lock the seed of the mask with a silo that dropped out, or unlock a locked one."""
     return bytes(one ^ other for one, other in zip(seed, derive(key, "locked", gone), strict=True))
 
 
 def commitment(secret: bytes, transcript: bytes) -> bytes:
+    """Return the commitment to the secret of a self-mask."""
     return derive(secret, "commit", transcript)

@@ -1,5 +1,5 @@
-"""Who vouches for a silo's key in a run: its node's key, by which it is known to Flower, signs it; a roster, exchanged
-among the silos and not by the server, says whose node has which key."""
+"""Verification of a silo's key in a run: its node's key, which Flower knows, signs it; a roster, exchanged among the
+silos and not by the server, lists the nodes' keys."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from equifed.errors import ConfigError
 from equifed.files import read_regular, to_json, write_atomic
 from equifed.secure.exchange import Refused
-from equifed.secure.primitives import packed
+from equifed.secure.primitives import pack
 from equifed.words import quoted
 
 MOST = 1 << 20
-"""Bytes of a roster or a key file."""
+"""Largest size of a roster or a key file, in bytes."""
 
 
 def sign(private_key_file: Path, run: str, app: str, public: bytes) -> bytes:
-    """The node's signature (ECDSA, SHA-384) of its key in a run; app: the digest of what the silo takes part in."""
+    """Return the node's signature (ECDSA, SHA-384) of its key in a run; app: the digest of the app that the silo
+    runs."""
     try:
         key = load_ssh_private_key(read_regular(private_key_file, MOST), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"The node's private key cannot be read from {private_key_file}: {error}.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{private_key_file} holds no key on an elliptic curve, as `equifed flower init` makes them.")
+        text = f"{private_key_file} is not a key on an elliptic curve. Create one with `equifed flower init`."
+        raise ConfigError(text)
     return key.sign(_signed(run, app, public), ec.ECDSA(SHA384()))
 
 
 def verify(node_public_key: bytes, run: str, app: str, public: bytes, signature: bytes) -> None:
-    """Refuse a key that was not signed by this node. node_public_key: a line as in OpenSSH's NAME.pub."""
+    """Raise Refused for a key that this node has not signed. node_public_key: a line as in OpenSSH's NAME.pub."""
     try:
         _node_key(node_public_key).verify(signature, _signed(run, app, public), ec.ECDSA(SHA384()))
     except (InvalidSignature, ValueError, UnsupportedAlgorithm) as error:
@@ -46,24 +48,24 @@ def verify(node_public_key: bytes, run: str, app: str, public: bytes, signature:
 def _node_key(line: bytes) -> ec.EllipticCurvePublicKey:
     key = load_ssh_public_key(line)
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("no key on an elliptic curve")
+        raise ValueError("not a key on an elliptic curve")
     return key
 
 
 def _signed(run: str, app: str, public: bytes) -> bytes:
-    return packed("equifed run key", run, app, public)
+    return pack("equifed run key", run, app, public)
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The public keys of the silos' nodes, as the silos have told each other."""
+    """The public keys of the silos' nodes, as exchanged among the silos."""
 
     keys: Mapping[str, bytes]
-    """By silo, each a line as in OpenSSH's NAME.pub."""
+    """Key of each silo, a line as in OpenSSH's NAME.pub."""
 
     @classmethod
     def read(cls, path: Path) -> Roster:
-        """From a JSON file: {"silo": "ecdsa-sha2-nistp384 AAAA...", ...}."""
+        """Read a JSON file: {"silo": "ecdsa-sha2-nistp384 AAAA...", ...}."""
         try:
             listed = json.loads(read_regular(path, MOST))
         except (OSError, ValueError, RecursionError) as error:
@@ -74,7 +76,7 @@ class Roster:
 
     @classmethod
     def collect(cls, files: Iterable[Path]) -> Roster:
-        """From the files with the silos' public keys, each called NAME.pub."""
+        """Make the roster from the files with the silos' public keys, each named NAME.pub."""
         listed: dict[str, str] = {}
         for file in files:
             if file.suffix != ".pub" or file.stem in listed:
@@ -92,7 +94,7 @@ class Roster:
             try:
                 number = _node_key(line.encode()).public_numbers()
             except (ValueError, UnsupportedAlgorithm) as error:
-                text = f"The roster's key of {quoted(name)} is no public key on an elliptic curve in OpenSSH's form."
+                text = f"The roster's key of {quoted(name)} is not a public key on an elliptic curve in OpenSSH format."
                 raise ConfigError(text, file=path) from error
             if number in owners:
                 text = f"The roster has one key for {quoted(owners[number])} and {quoted(name)}."
@@ -101,15 +103,16 @@ class Roster:
         return cls({name: line.encode() for name, line in listed.items()})
 
     def write(self, path: Path) -> None:
+        """Write the roster as a JSON file."""
         write_atomic(path, to_json({name: line.decode() for name, line in self.keys.items()}))
 
     def fingerprint(self, name: str) -> str:
-        """Of a silo's key, as `ssh-keygen -lf NAME.pub` has it."""
+        """Return the fingerprint of a silo's key, as printed by `ssh-keygen -lf NAME.pub`."""
         digest = ssh_key_fingerprint(_node_key(self.keys[name]), SHA256())
         return "SHA256:" + b64encode(digest).decode().rstrip("=")
 
     def check(self, name: str, run: str, app: str, public: bytes, signature: bytes) -> None:
-        """Refuse a silo's key in a run for which its node does not vouch."""
+        """Raise Refused for a silo's key in a run that its node has not signed."""
         if name not in self.keys:
             raise Refused(f"cannot be made: {quoted(name)} is not in this silo's roster")
         try:

@@ -1,5 +1,5 @@
-"""The cryptography that secure sums are made of, all from the package `cryptography`: X25519, HKDF with SHA-256,
-AES-256 in counter mode as the generator of masks, AES-256-GCM for shares."""
+"""The cryptographic primitives of secure aggregation, from the package `cryptography`: X25519, HKDF with SHA-256,
+AES-256 in counter mode to generate masks, AES-256-GCM for shares."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 KEY = 32
 """Bytes of every key and seed."""
 NONCE = 12
+"""Bytes of a nonce."""
 Part = str | bytes | int | Sequence[str] | Sequence[bytes]
 
 
-def packed(*parts: Part) -> bytes:
-    """The parts in one, each with its length before it: no two lists of parts give the same bytes."""
+def pack(*parts: Part) -> bytes:
+    """Concatenate the parts, each after its length: different lists of parts give different bytes."""
     content = b""
     for part in parts:
         if isinstance(part, str):
@@ -31,18 +32,18 @@ def packed(*parts: Part) -> bytes:
         elif isinstance(part, int):
             part = part.to_bytes(8, "big")
         elif not isinstance(part, bytes):
-            part = packed(*part)
+            part = pack(*part)
         content += len(part).to_bytes(8, "big") + part
     return content
 
 
 def derive(secret: bytes, purpose: str, *context: Part) -> bytes:
-    """A key for one purpose: what is known of it says nothing of the secret, nor of the key for another purpose."""
-    return HKDF(SHA256(), KEY, salt=None, info=packed("equifed", purpose, *context)).derive(secret)
+    """Derive a key for one purpose, which discloses nothing about the secret or keys for other purposes."""
+    return HKDF(SHA256(), KEY, salt=None, info=pack("equifed", purpose, *context)).derive(secret)
 
 
-def usable(public: bytes) -> bool:
-    """Whether it is a public key with which only two would know what they share."""
+def is_usable_key(public: bytes) -> bool:
+    """Return True for a public key that gives a secret known only to the two silos."""
     try:
         agree(X25519PrivateKey.generate(), public)
     except ValueError:
@@ -51,20 +52,20 @@ def usable(public: bytes) -> bool:
 
 
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:
-    """The secret that two silos share; a ValueError for a key with which anybody could know it (of low order)."""
+    """Return the secret that two silos share; raise a ValueError for a key of low order, which would disclose it."""
     return private.exchange(X25519PublicKey.from_public_bytes(public))
 
 
 CHUNK = 1 << 17
-"""Bytes of a mask that are made at once: they stay in the processor's cache."""
+"""Bytes of a mask generated at once: they stay in the processor's cache."""
 _ZEROS = memoryview(bytes(CHUNK))
 
 
 def add_mask(numbers: np.ndarray, seed: bytes, sign: int) -> None:
-    """Add (sign 1) or take away (-1) the mask that the seed stands for, modulo 2^64, in place. numbers: uint64 [m].
+    """Add (sign 1) or subtract (-1) the mask of a seed, modulo 2^64, in place. numbers: uint64 [m].
 
     The mask is the key stream of AES-256 in counter mode, read as little-endian integers. The counter starts at 0 for
-    every seed: a seed serves one mask only, so no part of a key stream is ever used twice.
+    every seed: a seed is used for one mask only, so a key stream is never used twice.
     """
     stream = Cipher(AES256(seed), CTR(bytes(16))).encryptor()
     buffer = bytearray(CHUNK)
@@ -79,14 +80,14 @@ def add_mask(numbers: np.ndarray, seed: bytes, sign: int) -> None:
 
 
 def seal(key: bytes, content: bytes, about: bytes) -> bytes:
-    """Encrypted, so that only who has the key can read it and knows that it is genuine, and about this. The nonce is
-    random: a key serves one message, but a silo whose folder was put back might use it again."""
+    """Encrypt and authenticate the content and `about`. The nonce is random: a key is used for one message, but a silo
+    with a restored older state folder might use it again."""
     nonce = os.urandom(NONCE)
     return nonce + AESGCM(key).encrypt(nonce, content, about)
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
-    """What was sealed; None if it was not with this key and about this."""
+    """Return the sealed content; None if key or `about` differ."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], about)
     except (InvalidTag, ValueError):

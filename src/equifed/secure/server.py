@@ -1,4 +1,4 @@
-"""The server's side of secure sums: from masked replies and answers to `unmask`, the sum and nothing else."""
+"""The server's side of secure aggregation: the sum, and only the sum, from masked replies and replies to `unmask`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,37 @@ import numpy as np
 
 from equifed.notes import Note
 from equifed.secure import shamir
-from equifed.secure.exchange import Exchange, Masked, NotSummed, Told, Total, commitment, lock, locked, self_seed
+from equifed.secure.exchange import (
+    Exchange,
+    Masked,
+    NotSummed,
+    Total,
+    UnmaskReply,
+    commitment,
+    lock_key,
+    lock_seed,
+    self_seed,
+)
 from equifed.secure.primitives import KEY, add_mask
-from equifed.secure.rules import SHARE, unsummed
+from equifed.secure.rules import SHARE, find_obstacle
 from equifed.secure.shamir import PRIME, Interpolation
 
 TRIES = 300
-"""Sets of shares that are tried until one gives the secret that a silo has committed itself to."""
+"""Largest number of random sets of shares that are tried to rebuild the secret of a silo's commitment."""
 
 
-def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], told: Mapping[str, Told]) -> Total:
-    """The sum over all in `masked`. told: the answers to `unmask` that came.
+def total(
+    exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], told: Mapping[str, UnmaskReply]
+) -> Total:
+    """Return the sum over all silos in `masked`. told: the replies to `unmask`.
 
-    A false share is noticed. A false seed or opener is not, nor is a false masked reply: what a lying silo can do to a
-    sum is bounded by what the caller accepts as one.
+    False shares are detected. False seeds, openers and masked replies are not: the caller's check of the sum limits the
+    influence of a malicious silo.
     """
     there = [name for name in exchange.names if name in masked]
     gone = [name for name in exchange.names if name not in masked]
     told = {name: told[name] for name in there if name in told}
-    if note := unsummed(len(exchange.names), len(there), len(told), exchange.planned):
+    if note := find_obstacle(len(exchange.names), len(there), len(told), exchange.planned):
         raise NotSummed(note)
     ((length, _),) = Counter(np.size(masked[name].values) for name in there).most_common(1)
     unfit = masked.keys() - set(there)
@@ -49,10 +61,10 @@ def total(exchange: Exchange, transcript: bytes, masked: Mapping[str, Masked], t
         numbers += masked[name].values
         add_mask(numbers, self_seed(found[name], transcript), -1)
         if gone:
-            key = lock([told[other].openers[name] for other in there if other != name])
+            key = lock_key([told[other].openers[name] for other in there if other != name])
         for other in gone:
-            add_mask(numbers, locked(told[name].seeds[other], key, other), -1 if other > name else 1)
-    return Total(numbers, opened.liars())
+            add_mask(numbers, lock_seed(told[name].seeds[other], key, other), -1 if other > name else 1)
+    return Total(numbers, opened.faulty())
 
 
 def _fits(values: object, length: int) -> bool:
@@ -60,20 +72,20 @@ def _fits(values: object, length: int) -> bool:
 
 
 class _Opening:
-    """Rebuilding the secrets of self-masks from the shares that were told."""
+    """The reconstruction of self-mask secrets from the received shares."""
 
-    def __init__(self, exchange: Exchange, transcript: bytes, told: Mapping[str, Told]) -> None:
+    def __init__(self, exchange: Exchange, transcript: bytes, told: Mapping[str, UnmaskReply]) -> None:
         self._threshold, self._transcript, self._told = exchange.threshold, transcript, told
         self._points = {name: point for point, name in enumerate(exchange.names, start=1)}
         self._shares: dict[str, dict[str, int]] = {}
-        """Of each secret: what shares were told, by whom."""
+        """Received shares of each silo's secret, by sender."""
         self._opened: dict[tuple[str, ...], list[str]] = {}
-        """Whose secrets were rebuilt by the shares of these silos."""
+        """Silos with secrets rebuilt from the shares of each set of silos."""
         self._known: dict[tuple[str, ...], Interpolation] = {}
         self._random = secrets.randbits(64)
 
     def secret(self, of: str, committed: bytes) -> bytes:
-        """The secret of one silo, from the first set of shares that gives what the silo has committed itself to."""
+        """Return the secret of one silo, from the first set of shares that fits its commitment."""
         told = {name: shamir.read(told.shares.get(of, b"")) for name, told in self._told.items()}
         shares = self._shares[of] = {name: value for name, value in told.items() if value is not None}
         for chosen in self._choices(shares):
@@ -85,8 +97,8 @@ class _Opening:
         raise NotSummed(Note("shares-unfit", {"client": of, "shares": len(shares), "needed": self._threshold}))
 
     def _choices(self, shares: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-        """As many silos as are needed: those that served before, then at random. With a third of the answers to spare,
-        a set without any of e liars comes up once in 3^e."""
+        """Yield sets of the needed number of silos: those that worked before, then random ones. With a third of the
+        replies to spare, one of 3^e sets has none of e malicious silos."""
         yield from (chosen for chosen in tuple(self._opened) if shares.keys() >= set(chosen))
         names, draw = sorted(shares), random.Random(self._random)
         if len(names) >= self._threshold:
@@ -100,9 +112,9 @@ class _Opening:
             self._known[names] = Interpolation([self._points[name] for name in names])
         return self._known[names]
 
-    def liars(self) -> tuple[str, ...]:
-        """Silos by whom false shares came. Where several told a false share of one silo's secret and of no other's, it
-        is that one, which dealt them."""
+    def faulty(self) -> tuple[str, ...]:
+        """Return the silos that sent false shares. If several sent false shares of one silo's secret only, that silo
+        dealt them."""
         false: list[tuple[str, str]] = []
         for chosen, group in self._opened.items():
             others = self._told.keys() - set(chosen)
@@ -115,12 +127,12 @@ class _Opening:
         return tuple(sorted({of if by_teller[teller] == 1 < by_dealer[of] else teller for teller, of in false}))
 
     def _off(self, chosen: tuple[str, ...], group: list[str], tellers: Set[str]) -> set[str]:
-        """Of the tellers, those with a share of one in the group that is not on the polynomial through those of the
-        chosen: found for the whole group at once, in a random sum of its polynomials."""
+        """Return the tellers with a share that is not on the polynomial through the shares of the chosen: checked for
+        the whole group at once, with a random sum of its polynomials."""
         factors = [(secrets.randbelow(PRIME), self._shares[of]) for of in group]
 
-        def mixed(name: str) -> int:
+        def mix(name: str) -> int:
             return sum(factor * shares[name] for factor, shares in factors) % PRIME
 
-        through, values = self._through(chosen), [mixed(name) for name in chosen]
-        return {name for name in tellers if through.value(values, self._points[name]) != mixed(name)}
+        through, values = self._through(chosen), [mix(name) for name in chosen]
+        return {name for name in tellers if through.value(values, self._points[name]) != mix(name)}

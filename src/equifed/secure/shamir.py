@@ -1,4 +1,4 @@
-"""Shamir's secret sharing modulo the prime 2^130 - 5: any `threshold` shares give the secret, fewer say nothing of it.
+"""Shamir's secret sharing modulo the prime 2^130 - 5: any `threshold` shares give the secret, fewer disclose nothing.
 
 Silo number i (from 0) of an exchange holds the polynomial's value at i + 1; the secret is its value at 0.
 """
@@ -14,11 +14,11 @@ from equifed.secure.rules import SHARE
 
 PRIME = 2**130 - 5
 SECRET = 16
-"""Bytes of a secret: below the prime, whatever they are."""
+"""Bytes of a secret; every secret is below the prime."""
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of a secret for `count` holders."""
+    """Split a secret into shares for `count` holders."""
     if len(secret) != SECRET or not 1 <= threshold <= count:
         raise ValueError(f"{len(secret)} bytes cannot be shared among {count} by a threshold of {threshold}")
     coefficients = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
@@ -33,14 +33,14 @@ def _value(coefficients: Sequence[int], point: int) -> int:
 
 
 def read(share: bytes) -> int | None:
-    """The number that a share is; None for what no share can be."""
+    """Return the number of a share; None if it is not a possible share."""
     value = int.from_bytes(share, "big") if len(share) == SHARE else PRIME
     return value if value < PRIME else None
 
 
 class Interpolation:
-    """The polynomial of least degree through values at these points, which need to be known only later: what depends on
-    the points alone is computed once, for all secrets that the same silos hold shares of."""
+    """The polynomial of least degree through values at these points. Terms that depend only on the points are computed
+    once for all secrets with shares held by the same silos."""
 
     def __init__(self, points: Sequence[int]) -> None:
         self._points = points
@@ -49,7 +49,7 @@ class Interpolation:
         self._weights: dict[int, list[int]] = {}
 
     def value(self, values: Sequence[int], at: int = 0) -> int:
-        """The polynomial's value at a place that is none of the points; at 0, it is the secret."""
+        """Return the polynomial's value at a place other than the points; the value at 0 is the secret."""
         if at not in self._weights:
             whole = math.prod(at - point for point in self._points) % PRIME
             self._weights[at] = [

@@ -1,8 +1,8 @@
-"""Local training of one client after another with torch's own kernels, the clients shared out over threads.
+"""Local training client by client with torch's own kernels, the clients distributed over threads.
 
-Where a step's time is arithmetic, all lanes at once gain nothing: torch multiplies one client's matrices as fast as
-those of many. A client's batches are taken as they are, the last one shorter, so nothing is padded and no more than one
-batch for each thread is in memory. Lanes are independent: the numbers are the same however many threads there are.
+Where arithmetic dominates a step's time, all lanes at once gain nothing: torch multiplies one client's matrices as fast
+as those of many. A client's last batch may be shorter, so nothing is padded, and only one batch per thread is in
+memory. Lanes are independent: the results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.modules import copied
+from equifed.modules import copy_module
 from equifed.protocol import Task
 from equifed.simulator import tracing
 from equifed.simulator.fused.cpu import fill_orders
@@ -25,53 +25,55 @@ from equifed.simulator.job import Job
 from equifed.simulator.lane_steps import LaneSteps, LaneTraining
 from equifed.simulator.tables import Tables
 from equifed.simulator.threads import share_out
-from equifed.simulator.tracing import Step, trace
+from equifed.simulator.tracing import StepFunction, trace
 from equifed.tree import Tree
 
 
 class Apart:
+    """Local training client by client."""
+
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
-        self._traced: dict[Any, Step] = {}
+        self._traced: dict[Any, StepFunction] = {}
         self._steps_of: dict[int, float] = {}
-        """Steps of so many rows in one epoch of a round of all runs."""
+        """By number of rows, the steps of that size in one epoch of a round of all runs."""
 
     @cached_property
     def _tasks(self) -> SimpleQueue[Task]:
-        """The task once for each thread: a module holds the parameters it is called with while it runs."""
+        """One copy of the task per thread, because a module holds the parameters it is called with while it runs."""
         tasks: SimpleQueue[Task] = SimpleQueue()
         tasks.put(self.job.task)
         for _ in range(self.job.threads - 1):
-            tasks.put(replace(self.job.task, module=copied(self.job.task.module)))
+            tasks.put(replace(self.job.task, module=copy_module(self.job.task.module)))
         return tasks
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
-        """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
-        # a copy, since every lane writes its part
+        """Train all lanes for all epochs; return the trained parameters and the last epoch's context."""
+        # copied, because every lane writes its part
         carry = tree.map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), work.steps.start(parameters))
         for epochs in work.stretches():
-            work = work.resampled(carry[0], epochs.start)
+            work = work.with_resampled_rows(carry[0], epochs.start)
             flat = _Flat.of(work, carry)
-            # before the threads start, since both touch what threads share
+            # before the threads start, because both change state that threads share
             steps, tasks = self._steps(work, flat), self._tasks
-            some = int(np.count_nonzero(work.lanes.n))  # the others, who have no rows, are the last
+            some = int(np.count_nonzero(work.lanes.n))  # lanes without rows are the last
             train = partial(self._lane, work, flat, epochs, steps, tasks, torch.get_num_threads())
             share_out(train, some, self.job.threads)
         return carry[0], work.context
 
-    @torch.no_grad()  # which is a setting of each thread
+    @torch.no_grad()  # a setting of each thread
     def _lane(
         self,
         work: LaneTraining,
         flat: _Flat,
         epochs: range,
-        steps: dict[int, Step],
+        steps: dict[int, StepFunction],
         tasks: SimpleQueue[Task],
         torch_threads: int,
         lane: int,
     ) -> None:
-        """These epochs of one lane; its part of what the steps change is changed in place."""
-        torch.set_num_threads(torch_threads)  # a new thread would take all cores until it is told
+        """Train one lane for these epochs, updating its part of the carry in place."""
+        torch.set_num_threads(torch_threads)  # a new thread uses all cores unless limited
         task = tasks.get()
         models, eager = flat.models(lane), flat.step(replace(work.steps, task=task))
         moving = [carry for carry, _, _ in models]
@@ -89,7 +91,7 @@ class Apart:
         tasks.put(task)
 
     def _batches(self, work: LaneTraining, lane: int, epoch: int) -> tuple[Tensor, ...]:
-        """The batches of an epoch, as positions among the lane's rows."""
+        """Return the batches of an epoch, as positions among the lane's rows."""
         n, size = int(work.lanes.n[lane]), self.job.task.local.batch_size
         order = np.arange(n, dtype=np.int32)[None]
         if size is not None:
@@ -99,18 +101,18 @@ class Apart:
         return (places if work.chosen is None else work.chosen[lane][places]).split(size or n)
 
     def _rows(self, work: LaneTraining, lane: int, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x, y, s and mask of a batch."""
+        """Return x, y, s and mask of a batch."""
         tables, start = self.tables, int(work.lanes.start[lane])
         rows = tables.index[start : start + int(work.lanes.n[lane])].index_select(0, places)
         x, y, s = (values.index_select(0, rows) for values in (tables.x, tables.y, tables.s))
         return x, y, s, torch.ones(len(rows))
 
-    def _steps(self, work: LaneTraining, flat: _Flat) -> dict[int, Step]:
-        """Traced steps by the number of their rows: those that come often enough."""
+    def _steps(self, work: LaneTraining, flat: _Flat) -> dict[int, StepFunction]:
+        """Return traced steps by number of rows, for sizes that are frequent enough."""
         size, steps = self.job.task.local.batch_size, {}
         n = np.unique(work.lanes.n[work.lanes.n > 0])
         for rows in np.unique(n if size is None else np.concatenate([np.minimum(n, size), n % size])).tolist():
-            if rows == 0 or self._planned(rows, work.epochs) < tracing.TRACE_FROM:
+            if rows == 0 or self._count_planned(rows, work.epochs) < tracing.TRACE_FROM:
                 continue
             key = work.place, rows, flat.shapes
             if key not in self._traced:
@@ -122,8 +124,8 @@ class Apart:
             steps[rows] = self._traced[key]
         return steps
 
-    def _planned(self, rows: int, epochs: int) -> float:
-        """Steps of so many rows in the whole job."""
+    def _count_planned(self, rows: int, epochs: int) -> float:
+        """Return the number of steps of `rows` rows in the whole job."""
         if rows not in self._steps_of:
             sizes, size = self.tables.sizes, self.job.task.local.batch_size
             each = sizes == rows if size is None else (sizes // size) * (rows == size) + (sizes % size == rows)
@@ -134,18 +136,18 @@ class Apart:
 
 @dataclass(frozen=True)
 class _Flat:
-    """The tensors of all lanes as lists, so that taking a lane's part costs little."""
+    """The tensors of all lanes as lists, which makes taking a lane's part cheap."""
 
     carry: list[Tensor]
-    """What steps change: parameters and the optimiser's state [L, ...], or [L, V, ...] where settings share a lane."""
+    """Values that steps change: parameters and optimiser state [L, ...], or [L, V, ...] if settings share a lane."""
     context: list[Tensor]
-    """What stays the same and may differ between settings; shaped alike."""
+    """Constant values that may differ between settings; same leading shape."""
     inputs: list[Tensor]
-    """What belongs to the lane [L, ...]."""
+    """Constant values of the lane [L, ...]."""
     own: list[Tensor]
     """Values of the lane's rows [L, n, ...] or [L, V, n, ...]."""
     structure: Any
-    """Of (carry, context, hyper-parameters, inputs, batch), which is what a step takes."""
+    """Tree structure of a step's arguments: (carry, context, hyper-parameters, inputs, batch)."""
     shared: bool
 
     @classmethod
@@ -163,11 +165,11 @@ class _Flat:
 
     @cached_property
     def shapes(self) -> tuple[torch.Size, ...]:
-        """Of what a step takes besides rows."""
+        """Shapes of a step's arguments other than rows."""
         return tuple(leaf.shape[1 + self.shared :] for leaf in (*self.carry, *self.context))
 
-    def step(self, steps: LaneSteps) -> Step:
-        """A step of one lane with one setting, as it is defined."""
+    def step(self, steps: LaneSteps) -> StepFunction:
+        """Return the step of one lane with one setting, as defined by `LaneSteps.one`."""
 
         def step(*values: Tensor) -> list[Tensor]:
             carry, context, hyper, inputs, batch = tree.unflatten(values, self.structure)
@@ -178,8 +180,8 @@ class _Flat:
         return step
 
     def models(self, lane: int) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-        """For each of the settings that share a lane: what steps change, as views; what stays the same; values of
-        the rows."""
+        """Return, for each setting that shares the lane: views of the values that steps change, constants, and values
+        per row."""
         inputs = [leaf[lane] for leaf in self.inputs]
         settings = [(lane, v) for v in range(self.carry[0].shape[1])] if self.shared else [(lane,)]
 

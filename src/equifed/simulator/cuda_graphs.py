@@ -1,4 +1,4 @@
-"""Steps on a GPU: several of them captured in one CUDA graph, so that launching kernels costs next to nothing."""
+"""Steps on a GPU: several are captured in one CUDA graph, which makes launching kernels cheap."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 STEPS = 10
-"""Steps per graph; what remains of a segment is replayed from a graph of one step."""
+"""Steps per graph; the remainder of a segment is replayed from a graph of one step."""
 
 
 class CudaSteps:
-    """Carries out the steps of a segment by replaying CUDA graphs over fixed buffers."""
+    """A runner of a segment's steps, which replays CUDA graphs over fixed buffers."""
 
     def __init__(self, step: Callable[..., list[Tensor]]) -> None:
         self._step = step
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, _CapturedSteps] = {}
 
     def __call__(self, carry: list[Tensor], same: list[Tensor], batches: list[Tensor]) -> list[Tensor]:
         total, done = len(batches[0]), 0
@@ -24,14 +24,14 @@ class CudaSteps:
             while total - done >= size:
                 part = [values[done : done + size] for values in batches]
                 if size not in self._graphs:
-                    self._graphs[size] = _Graph(self._step, size, carry, same, part)
+                    self._graphs[size] = _CapturedSteps(self._step, size, carry, same, part)
                 carry = self._graphs[size].replay(carry, same, part)
                 done += size
         return [leaf.clone() for leaf in carry]
 
 
-class _Graph:
-    """`size` steps captured over buffers of the shapes first seen."""
+class _CapturedSteps:
+    """A CUDA graph of `size` steps, over buffers of the shapes first seen."""
 
     def __init__(
         self,

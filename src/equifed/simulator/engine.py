@@ -1,4 +1,4 @@
-"""What the round loop needs of an engine, and what the engines share."""
+"""The interface between round loop and engines, and the engines' shared code."""
 
 from __future__ import annotations
 
@@ -18,60 +18,62 @@ from equifed.codec import CODECS
 from equifed.errors import RunError
 from equifed.notes import Note
 from equifed.protocol import VALIDATION, Data, Method, Phase, Record, Stage
-from equifed.robust import fewest, liars_among
-from equifed.secure import masked_bytes, unmask_bytes, unsummed
+from equifed.robust import count_malicious, min_updates
+from equifed.secure import find_obstacle, masked_bytes, unmask_bytes
 from equifed.simulator.job import Job
 from equifed.simulator.tables import Tables
 from equifed.tree import Tree
 
 SECURE_SUM, UNMASK = "secure sum", "unmask"
-"""How replies are gathered where nobody sees a single one (`Message.gather`), and the exchange that follows."""
+"""Values of `Message.gather` for replies that are summed securely, and for the exchange that follows."""
 KEY = 32
-"""Bytes of a client's public key, of which each is told those of all others."""
+"""Bytes of a client's public key; every client receives those of all others."""
 
 
 class State(NamedTuple):
-    """All that changes during a job; what a checkpoint holds."""
+    """All values that change during a job, as stored in a checkpoint."""
 
     server: Tree
     """The servers' states, leaves [R, ...]."""
     clients: Tree
-    """The clients' states, leaves [R, N, ...]; () on a real federation, where they stay with the clients."""
+    """The clients' states, leaves [R, N, ...]; () in a real federation, where they stay at the clients."""
     last_reply: Tree = ()
-    """On a real federation: the number of the exchange of each client's last reply that was used [R, N], from whose
-    state the client goes on."""
+    """In a real federation, the exchange number of each client's last used reply [R, N], from whose state it
+    continues."""
 
 
 class Rejection(NamedTuple):
+    """A client's reply that was not used, and why."""
+
     run: int
     client: str
     phase: str
     reason: str
     answered: bool = True
-    """False: nothing came back from it."""
+    """False if the client sent no answer."""
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One phase, done for all runs."""
+class ExchangeResult:
+    """The outcome of one phase for all runs."""
 
     state: State
     present: np.ndarray
-    """Whose reply was used [R, K]."""
+    """True for clients with a used reply [R, K]."""
     rejections: list[Rejection]
     obstacles: Mapping[int, Note] = field(default_factory=dict)
-    """The runs in which the whole round is to have no effect, and why."""
+    """By run in which the whole round is to have no effect, the reason."""
     clipped: np.ndarray | None = None
-    """How many of these replies were clipped [R]; None where the phase has nothing to clip."""
+    """Number of clipped replies [R]; None if the phase sends no updates to clip."""
     cut: np.ndarray | None = None
-    """How much of each client's update a robust rule cut, from 0 to 1 [R, K]; NaN where it had none to look at. None
-    where no rule looked."""
+    """Share of each client's update that a robust rule cut, from 0 to 1 [R, K]; NaN without an update. None without a
+    rule."""
     late: np.ndarray | None = None
-    """How many of these clients were gone before the sum was unmasked [R]; None where nothing is masked."""
+    """Number of clients that dropped out before the sum was unmasked [R]; None without masking."""
 
 
 class Message(NamedTuple):
-    """What one phase sends, per client and round."""
+    """The content and size of one phase's messages, per client and round."""
 
     stage: str
     phase: str
@@ -84,29 +86,29 @@ class Message(NamedTuple):
     """Bytes by field."""
     sizes_up: dict[str, int]
     times: int = 1
-    """How often, in a stage."""
+    """Number of these messages in a stage."""
 
 
 class Engine(Protocol):
-    """Carries out exchanges. The round loop (loop.py) is the only one there is, whatever the engine."""
+    """An engine, which carries out exchanges for the only round loop (loop.py)."""
 
     messages: dict[tuple[str, int], Message]
-    """Filled as phases are carried out."""
+    """Message sizes by (stage, position), recorded as phases are carried out."""
     notes: list[Note]
-    """What the user should know about how it ran."""
+    """Information for the user about how the job ran."""
 
     def start(self) -> State: ...
 
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
-        """One exchange of all runs: phase `position` of the stage. `step` counts the stage's exchanges, in which a
-        phase may come several times."""
+    ) -> ExchangeResult:
+        """Carry out one exchange of all runs: phase `position` of the stage. `step` counts the stage's exchanges, since
+        a phase may be repeated."""
         ...
 
 
 class LocalEngine:
-    """What the engines share whose clients are all here."""
+    """The shared part of the engines that simulate all clients in this process."""
 
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
@@ -115,27 +117,27 @@ class LocalEngine:
         self._bounds: dict[tuple[str, int], Bounds] = {}
 
     def bounds(self, stage: Stage, position: int) -> Bounds:
-        """What replies to a phase can be, in all runs."""
+        """Return the bounds of a phase's replies, in all runs."""
         if (stage, position) not in self._bounds:
             self._bounds[stage, position] = bounds_of(self.job, stage, position)
         return self._bounds[stage, position]
 
-    def unsummed(
+    def check_sums(
         self, phase: Phase, late: np.ndarray, asked: np.ndarray, came: np.ndarray
     ) -> tuple[dict[int, Note], np.ndarray | None]:
-        """The runs that have no secure sum, and why; how many clients were gone before it was unmasked [R].
+        """Return the runs without a secure sum, with the reason, and the number of clients that dropped out late [R].
 
-        late, asked, came: who is gone by then, who was there before the exchange, whose reply is used [R, K].
+        late, asked, came: clients gone before unmasking, present before the exchange, with a used reply [R, K].
         """
-        if not self.job.channel.hides(phase):
+        if not self.job.channel.is_hidden(phase):
             return {}, None
-        masked, told = came.sum(1), (came & ~late).sum(1)
+        masked, unmasked = came.sum(1), (came & ~late).sum(1)
         obstacles = {}
         for run in map(int, np.flatnonzero(asked.any(1))):
-            obstacle = unsummed(asked.shape[1], int(masked[run]), int(told[run]))
+            obstacle = find_obstacle(asked.shape[1], int(masked[run]), int(unmasked[run]))
             if obstacle is not None:
                 obstacles[run] = obstacle
-        return obstacles, masked - told
+        return obstacles, masked - unmasked
 
     @cached_property
     def validation(self) -> Tree:
@@ -146,11 +148,11 @@ class LocalEngine:
 
 
 def bounds_of(job: Job, stage: Stage, position: int) -> Bounds:
-    """The bounds of a phase's replies; runs that differ in hyper-parameters may differ in them."""
+    """Return the bounds of a phase's replies, which may depend on a run's hyper-parameters."""
     settings = [run.hyper for run in job.runs]
     if all(hyper == settings[0] for hyper in settings):
         settings = settings[:1]
-    phases = [(job.phases(stage, hyper)[position], job.configured(hyper)[1]) for hyper in settings]
+    phases = [(job.phases(stage, hyper)[position], job.configure(hyper)[1]) for hyper in settings]
     return Bounds(phases, job.task, job.asked(stage))
 
 
@@ -167,16 +169,16 @@ def initial_state(job: Job) -> State:
     )
 
 
-def over_runs(function: Callable[..., Tree], values: tuple[Tree, ...], count: int) -> Tree:
-    """The function of every run's values, leaves [R, ...]. One run alone is spared vmap, which costs more than what
-    servers compute."""
+def map_over_runs(function: Callable[..., Tree], values: tuple[Tree, ...], count: int) -> Tree:
+    """Apply the function to every run's values, leaves [R, ...]. A single run is not vmapped, because that would take
+    longer than a server's computation."""
     if count > 1:
-        return tree.vectorised(function, *values)
+        return tree.vmap_over(function, *values)
     return tree.map(lambda leaf: leaf.unsqueeze(0), function(*tree.take(values, 0)))
 
 
 def validation_data(job: Job, tables: Tables) -> Tree:
-    """(x, y, s, mask) of the runs' validation sets [R, ...], padded to the longest; () where the method needs none."""
+    """Return (x, y, s, mask) of the runs' validation sets [R, ...], padded; () if the method needs none."""
     if not job.method.needs_validation:
         return ()
     longest = max(len(run.federation.validation) for run in job.runs)
@@ -193,16 +195,16 @@ def check_reply(method: Method, phase: Phase, reply: Record) -> None:
     if set(reply) != set(phase.up):
         raise RunError(
             f"{method.name}, phase {phase.name!r}: the reply has the fields {sorted(reply)}, but the phase declares "
-            f"{sorted(phase.up)}. Nothing undeclared may leave a client: correct `up` or the reply."
+            f"{sorted(phase.up)}. Only declared fields may leave a client: correct `up` or the reply."
         )
 
 
 def record_message(job: Job, stage: str, phase: Phase, down: Record, reply: Record, leading: int = 0) -> Message:
-    """Sizes of one client's messages, from values with so many leading axes for clients."""
+    """Return the sizes of one client's messages, from values with `leading` axes for clients."""
     sizes_down = {name: field_bytes(phase, name, down[name], leading) for name in phase.down}
     sizes_up = {name: field_bytes(phase, name, reply[name], leading) for name in phase.up}
     gather: str = phase.gather
-    if job.channel.hides(phase):
+    if job.channel.is_hidden(phase):
         silos, gather = job.asked(stage), SECURE_SUM
         sizes_down["keys"] = KEY * silos
         sizes_up = {name: 8 * _numbers(reply[name], leading) for name in phase.up}
@@ -213,8 +215,8 @@ def record_message(job: Job, stage: str, phase: Phase, down: Record, reply: Reco
     return Message(stage, phase.name, phase.down, phase.up, gather, *totals, sizes_down, sizes_up, times)
 
 
-def unmasking(job: Job, message: Message) -> Message:
-    """The message that follows a secure sum's, where nobody is gone."""
+def unmask_message(job: Job, message: Message) -> Message:
+    """Return the unmask_message message after a secure sum without dropouts."""
     down, up = unmask_bytes(job.asked(message.stage), gone=0)
     sizes = {"shares": down}, {"shares": up}
     name = f"unmask {message.phase}"
@@ -226,28 +228,28 @@ def _numbers(value: Tree, leading: int) -> int:
 
 
 def field_bytes(phase: Phase, name: str, value: Tree, leading: int = 0) -> int:
-    """What a field costs on the wire: its values as they are written, nothing for names and structure."""
+    """Return a field's bytes on the wire: its encoded values, without names and structure."""
     codec = phase.codecs.get(name)
     shapes = [(leaf.shape[leading:], leaf.element_size()) for leaf in tree.leaves(value)]
     return sum(CODECS[codec].size(shape) if codec else math.prod(shape) * size for shape, size in shapes)
 
 
-def too_few_for(channel: Channel, asked: int) -> Note:
-    """Why a robust rule cannot do what it promises, where too few of the clients that were asked sent an update."""
+def note_too_few(channel: Channel, asked: int) -> Note:
+    """Return the note that a robust rule's guarantee does not hold because too few of the asked clients replied."""
     assert channel.robust is not None
-    f = liars_among(channel.liars, asked)
-    needed = int(fewest(channel.robust, f))
+    f = count_malicious(channel.liars, asked)
+    needed = int(min_updates(channel.robust, f))
     return Note("too-few-for-rule", {"rule": channel.robust, "needed": needed, "liars": int(f)})
 
 
 def data_of(validation: Tree, job: Job) -> Data | None:
-    """The validation set of one run."""
+    """Return the validation set of one run, None if there is none."""
     if not validation:
         return None
     return Data.of(validation, job.task)
 
 
 def sent(method: Method, server: Tree, validation: Tree, names: tuple[str, ...]) -> Record:
-    """What a phase sends down."""
+    """Return the fields that a phase sends to clients."""
     fields = method.sent(server, tuple(name for name in names if name != VALIDATION))
     return {**fields, VALIDATION: validation} if VALIDATION in names else fields

@@ -1,4 +1,4 @@
-"""Evaluation: what a run's current models predict on the test rows, reduced to counts and sums.
+"""Evaluation: the predictions of a run's current models on the test rows, reduced to counts and sums.
 
 Disparities come from summed (group, label, prediction) counts, never from averages of clients' disparities.
 """
@@ -18,65 +18,65 @@ from equifed.federation import RowSets
 from equifed.metrics.calibration import BINS
 from equifed.metrics.disparities import ks_distance
 from equifed.metrics.scored import Scored
-from equifed.protocol import adjusted
+from equifed.protocol import adjust_predictions
 from equifed.simulator.engine import State
 from equifed.simulator.job import FEW_NUMBERS, Job
 from equifed.simulator.tables import Tables
 
 EVAL_BYTES = 256 * 2**20
-"""Memory of the rows predicted at once."""
+"""Memory for the rows that are predicted at once, in bytes."""
 TOGETHER = 2**14
-"""Rows up to which several runs are predicted and counted at once. Beyond, the time is arithmetic, and a run's rows are
-best in the cache alone."""
+"""Largest number of rows for which several runs are evaluated at once. With more, arithmetic dominates, and one run's
+rows use the cache best."""
 
 
 class Measure(Protocol):
-    """What the round loop needs of an evaluator."""
+    """The interface between round loop and evaluators."""
 
-    def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
-        """After round `number`: scores of every run, by the round they belong to; {} when there are none. `running`
-        [R]: the runs that go on."""
+    def measure(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
+        """Return the scores of every run after round `number`, by the round they belong to; {} if there are none.
+        `running` [R]: True for runs that continue."""
         ...
 
 
 class Evaluator:
-    """Holds the evaluation rows of every run and scores states on them."""
+    """An evaluator that scores states on the evaluation rows of every run."""
 
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
         self._at_once = max(64, EVAL_BYTES // job.row_bytes())
         self._draws: dict[int, Tensor] = {}
         self._settled: dict[int, dict[str, Scored]] = {}
-        """Scores of the runs that have ended."""
+        """Scores of the runs that have finished."""
 
-    def measured(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
+    def measure(self, number: int, state: State, running: np.ndarray) -> dict[int, list[dict[str, Scored]]]:
         if number % self.job.settings.eval_every and running.any():
             return {}
         going = [run for run in range(len(self.job.runs)) if run not in self._settled]
         common: dict[int, dict[str, Scored]] = {run: {} for run in going}
         for name in ("test", "validation"):
-            for runs in self._together(name):
+            for runs in self._group_runs(name):
                 if not self._settled.keys() >= set(runs):
-                    for run, scored in zip(runs, self._sets(state, runs, name), strict=True):
+                    for run, scored in zip(runs, self._score_sets(state, runs, name), strict=True):
                         common.get(run, {})[name] = scored
-        scores = self._settled | {run: self._with_clients(state, run, common[run]) for run in going}
+        scores = self._settled | {run: self._add_client_scores(state, run, common[run]) for run in going}
         self._settled |= {run: scores[run] for run in going if not running[run]}
         return {number: [scores[run] for run in range(len(self.job.runs))]}
 
     def score(self, state: State, run: int) -> dict[str, Scored]:
-        """Scores by set: "test" and "validation" (global), "clients" and "clients-validation" (each client's own
+        """Return scores by set: "test" and "validation" (global), "clients" and "clients-validation" (each client's own
         rows)."""
         names = [name for name in ("test", "validation") if len(self._positions(run, name))]
-        return self._with_clients(state, run, {name: self._sets(state, [run], name)[0] for name in names})
+        return self._add_client_scores(state, run, {name: self._score_sets(state, [run], name)[0] for name in names})
 
-    def _with_clients(self, state: State, run: int, scores: dict[str, Scored]) -> dict[str, Scored]:
-        """These scores of common sets, and those of the clients' own rows."""
+    def _add_client_scores(self, state: State, run: int, scores: dict[str, Scored]) -> dict[str, Scored]:
+        """Add the scores on the clients' own rows to those of common sets."""
         fed = self.job.runs[run].federation
         server, clients = tree.take((state.server, state.clients), run)
         for name, sets in (("clients", fed.client_test), ("clients-validation", fed.client_validation)):
             if sets is None:
                 continue
-            prediction, rows, owner, which = self._own_rows(server, clients, sets, run)
+            prediction, rows, owner, which = self._predict_own_rows(server, clients, sets, run)
             by_set = self._reduce(prediction, rows, owner, int(which.max()) + 1, calibrated=False)
             scores[name] = Scored(*(values[which] for values in by_set))
             if name == "clients" and "test" not in scores:
@@ -87,27 +87,27 @@ class Evaluator:
         rows: np.ndarray = getattr(self.job.runs[run].federation, name)
         return rows
 
-    def _together(self, name: str) -> list[list[int]]:
-        """The runs that have such rows, in portions that are scored at once: the same in every round, whoever has
-        ended, so that a resumed run gives the same bits."""
+    def _group_runs(self, name: str) -> list[list[int]]:
+        """Return the runs with rows of this set, in groups scored at once. These do not depend on which runs have
+        finished, so that a resumed run gives the same bits."""
         sizes = {run: len(self._positions(run, name)) for run in range(len(self.job.runs))}
         runs = [run for run, size in sizes.items() if size]
         method = self.job.method
-        # what the reference engine takes need not work inside vmap
+        # methods for the reference engine need not work inside vmap
         alone = method.personal or method.adjusts or not method.sweepable or self.job.settings.engine != "lanes"
         many = 1 if alone or not runs else max(1, TOGETHER // max(sizes.values()))
         return [runs[begin : begin + many] for begin in range(0, len(runs), many)]
 
-    def _sets(self, state: State, runs: list[int], name: str) -> list[Scored]:
-        """The scores of each run on its own rows of this name."""
+    def _score_sets(self, state: State, runs: list[int], name: str) -> list[Scored]:
+        """Return the scores of each run on its rows of this set."""
         rows = [self.tables.rows_of(self._positions(run, name), run) for run in runs]
         if len(runs) == 1:
             server, clients = tree.take((state.server, state.clients), runs[0])
-            return [self._common(server, clients, rows[0], runs[0])]
+            return [self._score_common(server, clients, rows[0], runs[0])]
 
         def one(server: Any, clients: Any, hyper: dict[str, Tensor], scaling: Any, x: Tensor) -> Tensor:
             x = (x - scaling[0]) * scaling[1] if scaling else x
-            return self.job.configured(hyper)[0].predict(self.job.task, server, clients, x)
+            return self.job.configure(hyper)[0].predict(self.job.task, server, clients, x)
 
         at = torch.tensor(runs, device=self.job.device)
         state, hyper, scaling = tree.take((state, self.job.hyper, self.tables.scaling), at)
@@ -119,26 +119,26 @@ class Evaluator:
         scored = self._reduce(prediction, torch.cat(rows), owner, len(runs))
         return [Scored(*(values[k : k + 1] for values in scored)) for k in range(len(runs))]
 
-    def common(self, server: Any, positions: np.ndarray) -> Scored:
-        """These rows with the one model that serves all clients."""
+    def score_common(self, server: Any, positions: np.ndarray) -> Scored:
+        """Score the model that all clients share on these rows."""
         anyone = self.job.method.init_client(self.job.task, self.job.initial[0])
-        return self._common(server, anyone, self.tables.rows_of(positions, 0), 0)
+        return self._score_common(server, anyone, self.tables.rows_of(positions, 0), 0)
 
     def own(self, server: Any, client: Any, k: int) -> Scored:
-        """Client k's own test rows, from the server's fields that `predict` needs and the client's state."""
+        """Score client k's test rows, from the server's fields that `predict` needs and the client's state."""
         sets = self.job.runs[0].federation.client_test
         assert sets is not None
         rows = self.tables.rows_of(sets[k], 0)
         return self._reduce(self._predict(server, client, rows, 0), rows, torch.zeros_like(rows), 1)
 
-    def _common(self, server: Any, clients: Any, rows: Tensor, run: int) -> Scored:
-        """A common set of rows. Where clients have models of their own, all of them are scored on it: counts and
-        losses are added up, the distances of regression averaged."""
-        nobody = torch.zeros_like(rows)
+    def _score_common(self, server: Any, clients: Any, rows: Tensor, run: int) -> Scored:
+        """Score a common set of rows. If clients have personal models, all are scored on it: counts and losses are
+        added, the KS distances of regression averaged."""
+        same_owner = torch.zeros_like(rows)
         if not self.job.method.personal:
-            return self._reduce(self._predict(server, clients, rows, run), rows, nobody, 1)
+            return self._reduce(self._predict(server, clients, rows, run), rows, same_owner, 1)
         at_once = max(1, self._at_once // len(rows))
-        one, which = _alike(clients, self.job.task.num_clients)
+        one, which = _find_distinct(clients, self.job.task.num_clients)
         parts = []
         for part in torch.from_numpy(one).split(at_once):
             models = tree.take(clients, part.to(rows.device))
@@ -151,13 +151,13 @@ class Evaluator:
         ks, mean = (np.average(values, axis=0, weights=times)[None] for values in (every.ks, every.mean))
         return added._replace(ks=ks, mean=mean)
 
-    def _own_rows(
+    def _predict_own_rows(
         self, server: Any, clients: Any, sets: RowSets, run: int
     ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
-        """(prediction, row, set) of every row of these sets, and which set is whose. A model is applied once to rows
-        that clients share (one range of rows)."""
+        """Return (prediction, row, set) of every row of these sets, and each client's set. A model is applied once to a
+        range of rows that clients share."""
         personal = self.job.method.personal
-        one, model = _alike(clients, len(sets)) if personal else (np.zeros(1, int), np.zeros(len(sets), int))
+        one, model = _find_distinct(clients, len(sets)) if personal else (np.zeros(1, int), np.zeros(len(sets), int))
         ranges, which = np.unique(np.stack([sets.start, sets.stop, model], 1), axis=0, return_inverse=True)
         which = which.reshape(-1)
         rows = self.tables.rows_of(np.concatenate([sets.index[a:b] for a, b, _ in ranges]), run)
@@ -177,17 +177,17 @@ class Evaluator:
         for part in rows.split(self._at_once):
             prediction = method.predict(task, server, client, self.tables.features(part, run))
             if method.adjusts:
-                u = self._random(run)[part - int(self.tables.offset[run])]
-                prediction = adjusted(method, task, server, client, prediction, self.tables.s[part], u)
+                u = self._draw_uniforms(run)[part - int(self.tables.offset[run])]
+                prediction = adjust_predictions(method, task, server, client, prediction, self.tables.s[part], u)
             parts.append(prediction)
         return torch.cat(parts)
 
-    def _random(self, run: int) -> Tensor:
-        """A number in 0..1 for each row of the run's data, the same in every round and for every model."""
+    def _draw_uniforms(self, run: int) -> Tensor:
+        """Return a uniform number for each row of the run's data, the same in every round and for every model."""
         if run not in self._draws:
             seed, fed = self.job.runs[run].seed, self.job.runs[run].federation
             made = randomness.generator(seed, "adjust").random(len(fed.rows.y))
-            # those of the server's and of a client's own rows are its own, whatever rows there are elsewhere
+            # numbers for the server's and a client's own rows must not depend on rows elsewhere
             made[fed.validation] = randomness.generator(seed, "adjust-validation").random(len(fed.validation))
             if fed.client_test is not None:
                 everyone = self.job.everyone()[run]
@@ -198,53 +198,53 @@ class Evaluator:
         return self._draws[run]
 
     def _reduce(self, prediction: Tensor, rows: Tensor, owner: Tensor, owners: int, calibrated: bool = True) -> Scored:
-        """calibrated: with histograms of the scores, which would be large for many owners."""
+        """Reduce predictions to scores. calibrated: with histograms of the scores, which are large for many owners."""
         task = self.job.task
-        # on the CPU: adding up on a GPU is quick but not the same twice
+        # on the CPU, because sums on a GPU are not reproducible
         y, s = (column.index_select(0, rows) for column in (self.tables.y, self.tables.s))
         y, s, prediction, owner = (part.cpu() for part in (y, s, prediction, owner))
         loss = task.loss_of_prediction(prediction, y).double()
-        # rows of unknown group are counted as a group after the last, and then put aside
+        # rows of unknown group are counted as an extra last group and split off below
         shape = (owners, task.num_groups + 1, max(task.num_classes, 1))
         group = owner * shape[1] + torch.where(s < 0, task.num_groups, s)
         if task.kind == "regression":
             label = decision = group
-            mean = (_sums(shape[:2], group, prediction.double()) / _sums(shape[:2], group)).numpy()
+            mean = (_sum_cells(shape[:2], group, prediction.double()) / _sum_cells(shape[:2], group)).numpy()
             known = s >= 0
-            ks = _ks(prediction[known].numpy(), s[known].numpy(), owner[known].numpy(), owners)
+            ks = _compute_ks(prediction[known].numpy(), s[known].numpy(), owner[known].numpy(), owners)
         else:
             label = group * task.num_classes + y
             decision = label * task.num_classes + task.decide(prediction)
             mean, ks = np.full(shape[:2], np.nan), np.full(owners, np.nan)
         histograms = np.zeros((*shape[:2], 0, 3))
         if calibrated and task.kind == "classification":
-            histograms = _calibration(prediction, y, group, shape[:2])
-        sums = _sums((*shape, shape[2]), decision).numpy(), _sums(shape, label, loss).numpy(), histograms
+            histograms = _count_calibration(prediction, y, group, shape[:2])
+        sums = _sum_cells((*shape, shape[2]), decision).numpy(), _sum_cells(shape, label, loss).numpy(), histograms
         (counts, losses, calibration), unknown = ([part[:, where] for part in sums] for where in (slice(-1), -1))
         return Scored(counts, losses, ks, mean[:, :-1], counts.sum(2), calibration, *unknown)
 
 
-def _calibration(prediction: Tensor, y: Tensor, group: Tensor, shape: tuple[int, int]) -> np.ndarray:
-    """Rows, rows where the score came true and the sum of scores, by owner, group and bin [owners, G, BINS, 3]."""
+def _count_calibration(prediction: Tensor, y: Tensor, group: Tensor, shape: tuple[int, int]) -> np.ndarray:
+    """Return rows, positive rows and the sum of scores, by owner, group and bin [owners, G, BINS, 3]."""
     if prediction.dim() == 1 or prediction.shape[-1] == 2:
         score, true = (prediction if prediction.dim() == 1 else prediction[:, 1]), y
     else:
         score, decided = prediction.max(-1)
         true = (decided == y).long()
-    # (low, high], exact because BINS is a power of two; what is no number makes the sum none
+    # (low, high], exact because BINS is a power of two; NaN scores make the sum NaN
     cell = group * BINS + (score * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-    rows = _sums((*shape, BINS, 2), cell * 2 + true)
-    return torch.stack([rows.sum(-1), rows[..., 1], _sums((*shape, BINS), cell, score.double())], -1).numpy()
+    rows = _sum_cells((*shape, BINS, 2), cell * 2 + true)
+    return torch.stack([rows.sum(-1), rows[..., 1], _sum_cells((*shape, BINS), cell, score.double())], -1).numpy()
 
 
-def _sums(shape: tuple[int, ...], cell: Tensor, values: Tensor | None = None) -> Tensor:
-    """The values, or the rows, added up in the cells of an array of this shape."""
+def _sum_cells(shape: tuple[int, ...], cell: Tensor, values: Tensor | None = None) -> Tensor:
+    """Sum the values, or count the rows, in the cells of an array of this shape."""
     return torch.bincount(cell, values, minlength=math.prod(shape)).reshape(shape)
 
 
-def _alike(clients: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(one client of each kind, the kind of each client [N]): clients that keep the same few numbers, such as the
-    group that they belong to, have the same model. Those that keep a model of their own are each a kind."""
+def _find_distinct(clients: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (one client per distinct model, the model of each client [N]). Clients with the same few state numbers,
+    such as their group, share a model; clients that keep a personal model each have their own."""
     leaves = [leaf.reshape(count, -1) for leaf in tree.leaves(clients)]
     if sum(leaf.shape[1] for leaf in leaves) > FEW_NUMBERS:
         return np.arange(count), np.arange(count)
@@ -253,7 +253,7 @@ def _alike(clients: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
     return one, which.reshape(-1)
 
 
-def _ks(prediction: np.ndarray, s: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:
+def _compute_ks(prediction: np.ndarray, s: np.ndarray, owner: np.ndarray, owners: int) -> np.ndarray:
     # a diverged model's predictions have no distribution
     return np.array(
         [

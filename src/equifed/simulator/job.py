@@ -1,4 +1,4 @@
-"""A job: everything that a simulation computes, resolved and checked. Several runs (seeds, sweep values) share it."""
+"""A job: a simulation's complete computation, resolved and checked, for several runs (seeds, sweep values)."""
 
 from __future__ import annotations
 
@@ -21,61 +21,63 @@ from equifed.errors import ConfigError, blaming, check_number
 from equifed.federation import Federation
 from equifed.methods.hyper import check, check_value
 from equifed.metrics.catalogue import Metric, from_outside, measured
-from equifed.modules import ends_in_probabilities, frozen, prepared, trained
+from equifed.modules import ends_in_probabilities, frozen_values, prepare_module, trained_parameters
 from equifed.protocol import STAGES, Method, Phase, Stage, Task
 from equifed.secure import FEWEST
 from equifed.settings import RunSettings
-from equifed.simulator.threads import usable_cores
+from equifed.simulator.threads import count_usable_cores
 from equifed.target import parse_targets
 from equifed.task import num_outputs
 from equifed.tree import Tree
 
 FEW_NUMBERS = 8
-"""Numbers kept by a client up to which clients are compared, to predict once for those that keep the same."""
+"""Largest number of state numbers per client for which clients with equal states are predicted once."""
 MOST_MODELS = 10_000
-"""Models of clients' own that are measured, each on all test rows, where the clients' rows stay in a file."""
+"""Largest number of personal models evaluated on all test rows, if the clients' rows stay in a file."""
 MOST_STATES = 2**30
-"""Bytes of what clients keep between rounds, where their rows stay in a file because memory is short."""
+"""Largest size of all clients' states in bytes, if their rows stay in a file to save memory."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One seed with one federation and one setting of the swept hyper-parameters."""
+class JobRun:
+    """A seed with a federation and a setting of the swept hyper-parameters."""
 
     seed: int
     federation: Federation
     hyper: Mapping[str, float]
     """Swept hyper-parameters of this run (empty without a sweep)."""
     given: Federation
-    """The federation as it was given: another than `federation` for a reference that pools the rows."""
+    """The federation as given; differs from `federation` for a reference method that pools the rows."""
     plain: bool = False
-    """It repeats another run with the plain mean in place of the robust rule, to show what the rule does."""
+    """True if it repeats another run with the plain mean instead of the robust rule, to show the rule's effect."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
+    """A method on its runs, with task, model and settings."""
+
     method: Method
-    runs: tuple[Run, ...]
+    runs: tuple[JobRun, ...]
     task: Task
     initial: tuple[Tree, ...]
     """Initial parameters of each run."""
     model: Any
-    """The model as it was given: a specification, a module, or a function that makes one."""
+    """The model as given: a specification, a module, or a function that makes one."""
     settings: RunSettings
-    """Resolved: with the seeds, the number of clients per round and the device that are used."""
+    """Settings with resolved seeds, number of clients per round and device."""
 
     @property
     def rounds(self) -> int:
         return self.settings.rounds
 
     @property
-    def wanted(self) -> tuple[Run, ...]:
-        """The runs that were asked for: all but the last, which are there to compare a robust rule with."""
+    def wanted(self) -> tuple[JobRun, ...]:
+        """The requested runs: all but those added for comparison with a robust rule."""
         return tuple(run for run in self.runs if not run.plain)
 
     @property
     def federation(self) -> Federation:
-        """That of the first run, with the clients, client groups, classes and shapes of all."""
+        """The first run's federation, which has the clients, client groups, classes and shapes of all runs."""
         return self.runs[0].federation
 
     @cached_property
@@ -90,38 +92,38 @@ class Job:
 
     @cached_property
     def threads(self) -> int:
-        """How many threads share the clients' work."""
-        return self.settings.threads or usable_cores()
+        """Number of threads for the clients' work."""
+        return self.settings.threads or count_usable_cores()
 
     @property
     def labels(self) -> list[dict[str, Any]]:
-        """What tells the runs apart in a table: method, swept hyper-parameters, seed."""
+        """Labels that identify the runs in a table: method, swept hyper-parameters, seed."""
         return [{"method": self.method.name, **run.hyper, "seed": run.seed} for run in self.runs]
 
     @cached_property
     def outside_metrics(self) -> tuple[Metric, ...]:
-        """Metrics besides those of the catalogue. A silo, which measures nothing but counts, need not have them."""
+        """Metrics that are not in the catalogue. A silo does not need them, because it only counts."""
         with blaming(section="run", key="metrics"):
             return from_outside(self.settings.metrics)
 
     @property
     def metrics(self) -> list[Metric]:
-        """What is measured."""
+        """All metrics that are computed."""
         return measured(self.federation, self.outside_metrics)
 
     def row_bytes(self, models: int = 1) -> int:
-        """Memory that one row takes in the forward pass of so many models, its features and all activations: what
-        bounds how many are taken at once."""
+        """Return the bytes of one row in the forward pass of `models` models, features and activations, which limit the
+        number of rows processed at once."""
         return 4 * (math.prod(self.federation.shape) + models * self._forward[0])
 
     @property
     def row_products(self) -> int:
-        """Multiplications of one row's forward pass, as far as linear layers and convolutions do them."""
+        """Multiplications of one row's forward pass in linear layers and convolutions."""
         return self._forward[1]
 
     @cached_property
     def _forward(self) -> tuple[int, int]:
-        """Numbers that one row's forward pass makes, and the multiplications it takes."""
+        """Number of activations and of multiplications of one row's forward pass."""
         sizes: list[int] = []
         products: list[int] = []
 
@@ -144,34 +146,34 @@ class Job:
 
     @cached_property
     def has_dropout(self) -> bool:
-        """Whether the model drops units in steps of local training."""
+        """True if the model drops units in steps of local training."""
         return has_dropout(self.task.module)
 
     @cached_property
     def channel(self) -> Channel:
-        """What the clients' replies go through."""
+        """The channel that the clients' replies pass through."""
         settings = self.settings
         return Channel(settings.clip, settings.max_update, settings.secure, settings.robust, settings.liars)
 
     def method_of(self, run: int) -> Method:
-        """The method with the run's own hyper-parameters."""
-        return self.configured(self.runs[run].hyper)[0]
+        """Return the method with this run's hyper-parameters."""
+        return self.configure(self.runs[run].hyper)[0]
 
-    def configured(self, hyper: Mapping[str, Any]) -> tuple[Method, Channel]:
-        """The method and the channel with these values of theirs."""
+    def configure(self, hyper: Mapping[str, Any]) -> tuple[Method, Channel]:
+        """Return the method and the channel with these hyper-parameters."""
         channel = {name: value for name, value in hyper.items() if name in CHANNEL_OPTIONS}
         own = {name: value for name, value in hyper.items() if name not in channel}
         return self.method.with_hyper(**own), dataclasses.replace(self.channel, **channel)
 
     def phases(self, stage: Stage, hyper: Mapping[str, Any] | None = None) -> tuple[Phase, ...]:
-        """The phases of a stage with these hyper-parameters, or with those of the first run; their replies go through
-        the channel."""
-        method, channel = self.configured(self.runs[0].hyper if hyper is None else hyper)
-        return tuple(channel.through(phase) for phase in getattr(method, stage))
+        """Return the phases of a stage with these hyper-parameters (default: the first run's); their replies pass the
+        channel."""
+        method, channel = self.configure(self.runs[0].hyper if hyper is None else hyper)
+        return tuple(channel.apply(phase) for phase in getattr(method, stage))
 
     def client_keys(self, clients: np.ndarray) -> np.ndarray:
-        """The random keys of these clients, uint64; made when a client is first asked for, since of a million few ever
-        are."""
+        """Return the random keys of these clients, uint64; made on first use, because few of a million clients are ever
+        sampled."""
         keys, known = self._client_keys
         for k in clients[~known[clients]].tolist():
             keys[k], known[k] = randomness.key(self.federation.ids[k]), True
@@ -187,7 +189,7 @@ class Job:
         return self.federation.by_name()
 
     def everyone(self) -> np.ndarray:
-        """All clients of every run [R, N]: the cohort of setup and final phases."""
+        """Return all clients of every run [R, N], the cohort of setup and final phases."""
         return np.tile(self._order, (len(self.runs), 1))
 
     @property
@@ -198,31 +200,31 @@ class Job:
         return count
 
     def asked(self, stage: str) -> int:
-        """How many clients an exchange of the stage asks."""
+        """Return the number of clients that an exchange of the stage asks."""
         return self.cohort_size if stage == "round" else self.task.num_clients
 
     def cohorts(self, round: int) -> np.ndarray:
-        """The clients sampled in this round, for every run [R, K]."""
-        return np.stack([randomness.cohort(run.seed, round, self._order, self.cohort_size) for run in self.runs])
+        """Return the clients sampled in this round, for every run [R, K]."""
+        return np.stack([randomness.draw_cohort(run.seed, round, self._order, self.cohort_size) for run in self.runs])
 
     def present(self, round: int, cohorts: np.ndarray) -> np.ndarray:
-        """Which of them do not drop out [R, K]."""
+        """Return True for clients of the cohorts that do not drop out [R, K]."""
         return np.stack(
             [
-                randomness.present(run.seed, round, self.client_keys(cohort).tolist(), self.settings.dropout)
+                randomness.draw_present(run.seed, round, self.client_keys(cohort).tolist(), self.settings.dropout)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
 
     def late(self, stage: Stage, round: int, step: int, cohorts: np.ndarray) -> np.ndarray:
-        """Which of them are gone after they have sent a masked reply in exchange `step` of the stage [R, K]: in rounds
-        only, since nobody drops out of the other stages by plan."""
+        """Return True for clients that drop out after sending a masked reply in exchange `step` of the stage [R, K].
+        Planned dropout affects rounds only."""
         chance = self.settings.dropout_late
         if not chance or stage != "round":
             return np.zeros(cohorts.shape, dtype=bool)
         return np.stack(
             [
-                randomness.late(run.seed, round, step, self.client_keys(cohort).tolist(), chance)
+                randomness.draw_late(run.seed, round, step, self.client_keys(cohort).tolist(), chance)
                 for run, cohort in zip(self.runs, cohorts, strict=True)
             ]
         )
@@ -240,7 +242,7 @@ def make_job(
 ) -> Job:
     """Check and resolve the arguments of `simulate` and `sweep`; tables and engine are made when the job starts.
 
-    one_place: the federation is a real one as one place in it sees it, without the rows that are elsewhere.
+    one_place: the federation is a real one as seen by the server or one silo, without the other parties' rows.
     """
     if not isinstance(method, Method):
         raise ConfigError(
@@ -250,7 +252,7 @@ def make_job(
     feds = [federations] if isinstance(federations, Federation) else list(federations)
     if not feds or not all(isinstance(fed, Federation) for fed in feds):
         raise ConfigError("federations must be a Federation or a list of them.")
-    seed_list = _seeds(feds, settings.seed_list)
+    seed_list = _choose_seeds(feds, settings.seed_list)
     if len(feds) == 1:
         feds = feds * len(seed_list)
     for fed in feds:
@@ -260,22 +262,22 @@ def make_job(
         for fed in feds:
             _check_fit(method, fed, one_place)
     with blaming(section="sweep"):
-        grid = _grid(method, over)
+        grid = _make_grid(method, over)
         if settings.robust is None and "liars" in (over or {}):
-            raise ConfigError("does nothing without a robust rule: set robust too.", key="liars")
-    runs = tuple(Run(seed, fed, hyper, fed) for hyper in grid for seed, fed in zip(seed_list, feds, strict=True))
-    if method.pooled:  # one place holds everything, and is always there
+            raise ConfigError("has no effect without a robust rule: set robust, too.", key="liars")
+    runs = tuple(JobRun(seed, fed, hyper, fed) for hyper in grid for seed, fed in zip(seed_list, feds, strict=True))
+    if method.pooled:  # one client holds all rows and never drops out
         together = {id(fed): fed.pooled() for fed in feds}
         runs = tuple(dataclasses.replace(run, federation=together[id(run.federation)]) for run in runs)
         alone: dict[str, Any] = {"clients_per_round": "all", "dropout": 0.0, "robust": None}
         settings = dataclasses.replace(settings, **alone, secure=False, dropout_late=0.0)
-    if settings.robust is not None and not one_place:  # last, so that the positions of the others are the same
+    if settings.robust is not None and not one_place:  # appended, so that the other runs keep their positions
         runs += tuple(dataclasses.replace(run, plain=True) for run in runs)
-    settings = _resolved(settings, runs[0].federation, seed_list)
+    settings = _resolve(settings, runs[0].federation, seed_list)
     if settings.secure:
-        method = _summed(method, settings, runs[0].federation)
-    task = _task(feds[0], model, settings)
-    starts = {seed: _start(model, task.module, method, seed, initial_parameters) for seed in seed_list}
+        method = _make_summed(method, settings, runs[0].federation)
+    task = _make_task(feds[0], model, settings)
+    starts = {seed: _make_start(model, task.module, method, seed, initial_parameters) for seed in seed_list}
     job = Job(method, runs, task, tuple(starts[run.seed] for run in runs), model, settings)
     if not one_place:
         _check_targets(job)
@@ -283,7 +285,7 @@ def make_job(
         _check_states(job)
     for run in runs:
         if run.seed == seed_list[0]:
-            configured, channel = job.configured(run.hyper)
+            configured, channel = job.configure(run.hyper)
             with blaming(section="method"):
                 configured.check(task)
             with blaming(section="run"):
@@ -292,27 +294,27 @@ def make_job(
     return job
 
 
-def _summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
-    """The method as it runs with secure sums; a ConfigError where it cannot, or where sums would be of too few."""
+def _make_summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
+    """Return the method's variant for secure sums; raise `ConfigError` if it has none or sums would be too small."""
     with blaming(section="run"):
         found = method.summed
         if found is None:
-            working = methods.summing()
+            working = methods.summable_names()
             so_set = " with these hyper-parameters" * (method.name in working)
             raise ConfigError(
-                f"hides each client's reply, which {method.name} needs{so_set}. Methods that work with it: "
+                f"hides each client's reply, which {method.name} needs{so_set}. Methods that work with secure sums: "
                 f"{', '.join(working)}.",
                 key="secure",
             )
         for phase in (*found.setup, *found.round, *found.final):
             if phase.up and phase.gather != "sum":
                 raise ConfigError(
-                    f"hides each client's reply, but phase {phase.name!r} of {found.name} gathers them singly. Correct "
-                    "its `summed`.",
+                    f"hides each client's reply, but phase {phase.name!r} of {found.name} needs single replies. "
+                    "Correct its `summed`.",
                     key="secure",
                 )
         channel = Channel(secure=True)
-        hidden = {stage: any(map(channel.hides, getattr(found, stage))) for stage in STAGES}
+        hidden = {stage: any(map(channel.is_hidden, getattr(found, stage))) for stage in STAGES}
         if fed.num_clients < FEWEST and any(hidden.values()):
             raise ConfigError(
                 f"needs at least {FEWEST} clients, and this federation has {fed.num_clients}: from a sum of two, each "
@@ -328,36 +330,36 @@ def _summed(method: Method, settings: RunSettings, fed: Federation) -> Method:
 
 
 def _check_targets(job: Job) -> None:
-    """Refuse metrics that are unknown, and targets that no result could be held to, before anything is trained."""
+    """Refuse unknown metrics and impossible targets before training."""
     measured = [metric for metric in job.metrics if metric.overall or metric.over_clients]
     with blaming(section="run"):
         for target in parse_targets(job.settings.target):
             target.require(measured)
 
 
-def _seeds(feds: list[Federation], given: list[int]) -> list[int]:
+def _choose_seeds(feds: list[Federation], given: list[int]) -> list[int]:
     seeds = given or [fed.seed if fed.seed is not None else i for i, fed in enumerate(feds)]
     if len(set(seeds)) != len(seeds):
         raise ConfigError(f"must differ, but the federations have {seeds}. Give seeds=[...].", key="seeds")
     if len(feds) not in (1, len(seeds)):
         raise ConfigError(
-            f"{len(feds)} federations but {len(seeds)} seeds: give one federation for all seeds or one for each.",
+            f"{len(feds)} federations but {len(seeds)} seeds: give one federation for all seeds or one per seed.",
             key="seeds",
         )
     return seeds
 
 
-def _resolved(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSettings:
-    """The settings with what the data and the machine decide."""
+def _resolve(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSettings:
+    """Return the settings with the values that data and machine decide."""
     count = settings.clients_per_round
     if isinstance(count, int):
         check_number("clients_per_round", count, whole=True, low=1, high=fed.num_clients)
     else:
         count = fed.num_clients if count == "all" else fed.sampled
     plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(RunSettings)}
-    local, device = settings.local.for_task(fed.task), _device(settings.device)
+    local, device = settings.local.for_task(fed.task), _resolve_device(settings.device)
     if settings.kernel == "clients" and device != "cpu":
-        text = f"'clients' is a way of the CPU, and this runs on {device!r}, which needs the work of many at once."
+        text = f"'clients' runs on the CPU only, but the device is {device!r}. Use kernel 'auto', or device 'cpu'."
         raise ConfigError(text, key="kernel", value="clients")
     return RunSettings(**plain | {"seeds": seeds, "clients_per_round": count, "device": device, "local": local})
 
@@ -365,11 +367,14 @@ def _resolved(settings: RunSettings, fed: Federation, seeds: list[int]) -> RunSe
 def _check_fit(method: Method, fed: Federation, one_place: bool) -> None:
     kinds = " and ".join(method.label_kinds)
     if fed.label_kind not in method.label_kinds:
-        raise ConfigError(f"{method.name} is for {kinds} labels; those of this federation are {fed.label_kind}.")
+        raise ConfigError(
+            f"{method.name} is for {kinds} labels; the labels of this federation are {fed.label_kind}. "
+            "Choose another method."
+        )
     if method.pooled and fed.mapped is not None:
         raise ConfigError(
-            f"{method.name} trains on the rows of all clients in one place, but those of this federation stay in a "
-            "file. Where they fit into memory, give it federation.in_memory()."
+            f"{method.name} trains on the rows of all clients in one place, but this federation's rows stay in a file. "
+            "If they fit into memory, use federation.in_memory()."
         )
     if method.needs_validation and not len(fed.validation) and not one_place:
         raise ConfigError(
@@ -384,7 +389,7 @@ def _check_fit(method: Method, fed: Federation, one_place: bool) -> None:
 
 
 def _check_states(job: Job) -> None:
-    """Refuse, for clients whose rows stay in a file, what would need as much memory again, or take for ever."""
+    """Refuse client states that would take too much memory or time, for federations with rows in a file."""
     method, clients = job.method, job.task.num_clients
     kept = sum(leaf.numel() for leaf in tree.leaves(method.init_client(job.task, job.initial[0])))
     size, most = 4 * kept * clients * len(job.runs), MOST_STATES
@@ -392,19 +397,19 @@ def _check_states(job: Job) -> None:
         if size > most:
             raise ConfigError(
                 f"With {method.name} every client keeps {kept:,} numbers between rounds: for {clients:,} clients and "
-                f"{len(job.runs)} runs that is {size / 2**30:.1f} GiB, above {most / 2**30:.0f} GiB. Take a method "
-                "without such states, a smaller model or fewer seeds at once."
+                f"{len(job.runs)} runs that is {size / 2**30:.1f} GiB, above {most / 2**30:.0f} GiB. Use a method "
+                "without client states, a smaller model or fewer seeds at once."
             )
         if method.personal and kept > FEW_NUMBERS and clients > MOST_MODELS:
             raise ConfigError(
-                f"With {method.name} every client has a model of its own, and each would be measured on all test rows: "
-                f"{clients:,} models, above {MOST_MODELS:,}. Take a method with one model for all."
+                f"With {method.name} every client has a personal model, and each would be evaluated on all test rows: "
+                f"{clients:,} models, above {MOST_MODELS:,}. Use a method with one model for all."
             )
 
 
 def _check_same(first: Federation, fed: Federation) -> None:
     if (first.mapped is None) != (fed.mapped is None):
-        raise ConfigError("Federations that run together must all have their rows in memory, or all in files.")
+        raise ConfigError("Federations that run together must all have their rows in memory or all in files.")
     for what in ("task", "classes", "groups", "shape", "sensitive_size", "num_clients"):
         a, b = getattr(first, what), getattr(fed, what)
         if a != b:
@@ -416,7 +421,7 @@ def _check_same(first: Federation, fed: Federation) -> None:
         raise ConfigError("Federations that run together must have the same client groups.")
 
 
-def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[dict[str, float]]:
+def _make_grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[dict[str, float]]:
     over = over or {}
     for name, values in over.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
@@ -430,10 +435,10 @@ def _grid(method: Method, over: Mapping[str, Sequence[float]] | None) -> list[di
 
 
 def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
-    """Raise a ConfigError for what cannot be swept: of the method, or of the channel."""
+    """Raise `ConfigError` if an option of the method or the channel cannot be swept over these values."""
     if name in CHANNEL_OPTIONS:
         if name in method.hyper:
-            text = f"cannot be swept: runs have a setting of the name that {method.name} has for a hyper-parameter."
+            text = f"cannot be swept: it is both a setting of runs and a hyper-parameter of {method.name}."
             raise ConfigError(text, key=name)
         for value in values:
             dataclasses.replace(RunSettings(), **{name: value})  # type: ignore[arg-type]
@@ -447,11 +452,11 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
         raise ConfigError("is a size, and runs of different sizes cannot share one call; simulate each.", key=name)
 
 
-def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
+def _make_task(fed: Federation, model: Any, settings: RunSettings) -> Task:
     with blaming(section="model"):
-        module = prepared(models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes))))
+        module = prepare_module(models.build(model, fed.shape, num_outputs(fed.task, len(fed.classes))))
         binary = _is_binary(module, fed)
-        if frozen(module):
+        if frozen_values(module):
             module = module.to(settings.device)
     return Task(
         module=module,
@@ -468,20 +473,20 @@ def _task(fed: Federation, model: Any, settings: RunSettings) -> Task:
 
 
 def _is_binary(module: nn.Module, fed: Federation) -> bool:
-    """Whether the model has one output; also the check that its output fits the data."""
+    """Check that the model's output fits the data; return True if it has a single output."""
     before = torch.get_rng_state()
     try:
-        with torch.enable_grad():  # which remembers the last step
+        with torch.enable_grad():  # records the output's last operation
             out = module(torch.from_numpy(fed.first_rows().astype(np.float32)))
-    except Exception as error:  # whatever the user's own module raises
+    except Exception as error:  # the user's module may raise anything
         raise ConfigError(
-            f"The model does not take this data's rows of shape {list(fed.shape)}: "
+            f"The model does not accept this data's rows of shape {list(fed.shape)}: "
             f"{next(iter(str(error).splitlines()), type(error).__name__)}"
         ) from error
     if not torch.equal(before, torch.get_rng_state()):
         raise ConfigError(
-            "The model draws random numbers of its own: a run could not be repeated exactly. For dropout, use layers "
-            "such as nn.Dropout, whose masks are made from the seed."
+            "The model draws random numbers itself, so a run could not be reproduced. For dropout, use layers such as "
+            "nn.Dropout, for which equifed makes masks from the seed."
         )
     width = 1 if out.dim() == 1 else out.shape[1] if out.dim() == 2 else -1
     allowed = {1} if fed.task == "regression" else {1, 2} if len(fed.classes) == 2 else {len(fed.classes)}
@@ -492,14 +497,14 @@ def _is_binary(module: nn.Module, fed: Federation) -> bool:
         )
     if fed.task == "classification" and (last := ends_in_probabilities(out)):
         raise ConfigError(
-            f"The model ends in a {last}, but equifed applies it itself: applied twice, nothing near 0 or 1 can be "
-            "predicted. Remove it, so that the model's outputs are logits."
+            f"The model ends in a {last}, which equifed applies itself. Applied twice, no prediction could be "
+            "near 0 or 1. Remove it, so that the model's outputs are logits."
         )
     return fed.task == "classification" and width == 1
 
 
-def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any) -> Tree:
-    """Initial parameters of one seed, with a leading axis where the method wants several models."""
+def _make_start(model: Any, module: nn.Module, method: Method, seed: int, given: Any) -> Tree:
+    """Return the initial parameters of one seed, with a leading axis if the method has several models."""
     count = method.num_models
     if given is not None:
         if not isinstance(given, Mapping):
@@ -508,25 +513,25 @@ def _start(model: Any, module: nn.Module, method: Method, seed: int, given: Any)
             raise ConfigError(f"initial_parameters has no entry for seed {seed}.")
         return _fit_given(given.get(seed, given), module, count)
     if count is not None and count > 1 and isinstance(model, models.Logistic) and model.init == "zeros":
-        model = dataclasses.replace(model, init="torch")  # several models must start apart
-    made = [_initial(model, module, seed, index) for index in range(count or 1)]
+        model = dataclasses.replace(model, init="torch")  # several models must start at different points
+    made = [_make_initial(model, module, seed, index) for index in range(count or 1)]
     return tree.stack(made) if count is not None else made[0]
 
 
-def _initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, Tensor]:
-    rng = randomness.initial(seed, index)
+def _make_initial(model: Any, module: nn.Module, seed: int, index: int) -> dict[str, Tensor]:
+    rng = randomness.initial_generator(seed, index)
     if isinstance(model, models.Model):
         return model.initialise(module, rng)
     if not isinstance(model, nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))
             module = model()
-    return {name: value.detach().clone().float().cpu() for name, value in trained(module).items()}
+    return {name: value.detach().clone().float().cpu() for name, value in trained_parameters(module).items()}
 
 
 def _fit_given(given: Mapping[str, Any], module: nn.Module, count: int | None) -> Tree:
     values = {name: torch.as_tensor(np.asarray(value), dtype=torch.float32) for name, value in given.items()}
-    expected = {name: tuple(parameter.shape) for name, parameter in trained(module).items()}
+    expected = {name: tuple(parameter.shape) for name, parameter in trained_parameters(module).items()}
     if set(values) != set(expected):
         raise ConfigError(
             f"initial_parameters must have the model's parameters {', '.join(expected)}; got {', '.join(values)}."
@@ -542,7 +547,7 @@ def _fit_given(given: Mapping[str, Any], module: nn.Module, count: int | None) -
     return {name: value.expand(count, *expected[name]).clone() for name, value in values.items()}
 
 
-def _device(name: str) -> str:
+def _resolve_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,8 +1,8 @@
 """The clients' work in all lanes at once.
 
-A phase's work is mapped over the lanes, and within a lane over the settings of a sweep that share it. Local training is
-taken apart: `prepare` and `finish` are mapped like other work, and the steps between them, which need only a batch of
-rows each, are left to the stepper.
+A phase's work is mapped over the lanes, and within a lane over the sweep settings that share it. Local training is
+split: `prepare` and `finish` are mapped like other work, and the stepper carries out the steps between them, which need
+only a batch of rows each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equifed import randomness, tree
 from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage, Start
 from equifed.simulator.job import Job
-from equifed.simulator.lane_data import WHOLE_BYTES, Inputs, KeptRows, LaneData, LaneRows, Lanes, portions
+from equifed.simulator.lane_data import WHOLE_BYTES, KeptRows, LaneData, LaneInputs, LaneRows, Lanes, portions
 from equifed.simulator.lane_steps import LaneSteps, LaneTraining
 from equifed.simulator.stepper import Stepper
 from equifed.simulator.tables import Tables
@@ -30,7 +30,7 @@ from equifed.tree import Tree
 
 
 class LaneClients:
-    """What the clients' part of all exchanges needs."""
+    """The data and stepper that the clients' part of all exchanges needs."""
 
     def __init__(self, job: Job, tables: Tables, notes: list[Note]) -> None:
         self.job, self.tables = job, tables
@@ -41,28 +41,31 @@ class LaneClients:
 
     @cached_property
     def _initial(self) -> Tree:
-        """The initial parameters of every run, leaves [R, ...]."""
+        """Initial parameters of every run, leaves [R, ...]."""
         return tree.map(lambda leaf: leaf.to(self.job.device), tree.stack(self.job.initial))
 
     def index(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.job.device)
 
     def of_runs(self, values: Tree, runs: np.ndarray) -> Tree:
-        """What each lane has of leaves [R, ...]: [L, ...] or [L, V, ...]. One run's is not copied for every lane."""
+        """Return each lane's entry of leaves [R, ...]: [L, ...] or [L, V, ...]. A single run's is not copied per
+        lane."""
         if len(self.job.runs) == 1:
             return tree.map(lambda leaf: leaf.expand(*runs.shape, *leaf.shape[1:]), values)
         return tree.take(values, self.index(runs))
 
-    def inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> Inputs:
+    def inputs(self, phase: Phase, lanes: Lanes, round: int, runs: np.ndarray) -> LaneInputs:
         job, run, client = self.job, self.index(lanes.run), self.index(lanes.client)
         draws: dict[str, Tensor] = {}
         if phase.draws:
-            made = [randomness.draws(r.seed, round, phase.draws, job.task) for r in job.runs[: lanes.run.max() + 1]]
+            made = [
+                randomness.make_draws(r.seed, round, phase.draws, job.task) for r in job.runs[: lanes.run.max() + 1]
+            ]
             draws = {
                 name: torch.from_numpy(np.stack([values[name] for values in made])).to(job.device)[run]
                 for name in phase.draws
             }
-        return Inputs(
+        return LaneInputs(
             hyper={name: values[self.index(runs)] for name, values in job.hyper.items()},
             draws=draws,
             group=() if self._groups is None else self._groups[client],
@@ -89,12 +92,12 @@ class LaneExchange:
 
     @cached_property
     def first(self) -> Phase:
-        """The phase of the first run: its names and shape are those of all."""
+        """The phase of the first run, which has the names and shapes of all runs."""
         return self.clients.job.phases(self.stage)[self.position]
 
     def work(self, lanes: Lanes, runs: np.ndarray, down: Record, own: Tree) -> tuple[Record, Tree]:
-        """The replies and new states of all lanes, leaves [L, ...], or [L, V, ...] where `runs` has the settings that
-        share a lane on a second axis."""
+        """Return the replies and new states of all lanes, leaves [L, ...], or [L, V, ...] if the second axis of `runs`
+        has the settings that share a lane."""
         inputs = self.clients.inputs(self.first, lanes, self.round, runs)
         settings = runs.shape[1] if runs.ndim == 2 else 1
         if isinstance(self.first.client, LocalTraining):
@@ -103,17 +106,17 @@ class LaneExchange:
         return replies
 
     def map(
-        self, part: Callable[..., Any], values: tuple[Tree, ...], inputs: Inputs, lanes: Lanes, settings: int = 1
+        self, part: Callable[..., Any], values: tuple[Tree, ...], inputs: LaneInputs, lanes: Lanes, settings: int = 1
     ) -> Any:
-        """part(the phase's work, *values, data) for every lane, in portions of similar size. settings: how many share
-        a lane."""
+        """Call part(the phase's work, *values, data) for every lane, in portions of similar size. settings: the number
+        of settings that share a lane."""
         job, results = self.clients.job, []
         whole = 0 if part is call else WHOLE_BYTES.get(job.device.type, 0)  # before and after local training
         for lane, width in portions(lanes.n, job.row_bytes(settings), whole):
             some = tree.take(inputs, lane)
             kept = self._kept(lanes, lane, some, width) if part is call else {}
 
-            def one(values: tuple[Tree, ...], inputs: Inputs, kept: dict[str, Any], width: int = width) -> Any:
+            def one(values: tuple[Tree, ...], inputs: LaneInputs, kept: dict[str, Any], width: int = width) -> Any:
                 data = self._data(inputs, kept, width)
 
                 def setting(values: tuple[Tree, ...], hyper: dict[str, Tensor]) -> Any:
@@ -121,20 +124,20 @@ class LaneExchange:
 
                 if settings == 1:
                     return setting(values, inputs.hyper)
-                if not tree.leaves((values, inputs.hyper)):  # nothing that settings differ in
+                if not tree.leaves((values, inputs.hyper)):  # settings do not differ here
                     alike = setting(values, inputs.hyper)
                     return tree.map(lambda leaf: leaf.expand(settings, *leaf.shape), alike)
-                return tree.vectorised(setting, values, inputs.hyper)
+                return tree.vmap_over(setting, values, inputs.hyper)
 
-            results.append(tree.vectorised(one, tree.take(values, lane), some, kept))
+            results.append(tree.vmap_over(one, tree.take(values, lane), some, kept))
         return results[0] if len(results) == 1 else tree.map(lambda *parts: torch.cat(parts), *results)
 
-    def _kept(self, lanes: Lanes, lane: slice, inputs: Inputs, width: int) -> dict[str, Tensor]:
+    def _kept(self, lanes: Lanes, lane: slice, inputs: LaneInputs, width: int) -> dict[str, Tensor]:
         source = LaneRows(self.clients.tables, inputs.start, width, inputs.scaling)
         return self.clients.kept.rows((self.stage, self.position, lane.start), lanes.part(lane), source)
 
-    def _data(self, inputs: Inputs, kept: dict[str, Any], width: int) -> Data:
-        """One lane's data, inside vmap."""
+    def _data(self, inputs: LaneInputs, kept: dict[str, Any], width: int) -> Data:
+        """Return one lane's data, inside vmap."""
         tables = self.clients.tables
         source = LaneRows(tables, inputs.start, width, inputs.scaling)
         given: dict[str, Any] = {
@@ -150,9 +153,9 @@ class LaneExchange:
         return Data(**kept, **given) if kept else LaneData(source=source, **given)
 
     def _train(
-        self, work: LocalTraining, lanes: Lanes, inputs: Inputs, settings: int, down: Record, own: Tree
+        self, work: LocalTraining, lanes: Lanes, inputs: LaneInputs, settings: int, down: Record, own: Tree
     ) -> tuple[Record, Tree]:
-        """Local training, from the values of `down` and the clients' own states to their replies and new states."""
+        """Train locally, from the values of `down` and the clients' states to their replies and new states."""
         job, longest = self.clients.job, max(int(lanes.n[0]), 1)
 
         def prepare(work: LocalTraining, down: Record, own: Tree, data: Data) -> Start:
@@ -188,7 +191,7 @@ class LaneExchange:
         return replies
 
     def _resample(self, lanes: Lanes, longest: int, parameters: Tree, context: Tree, epoch: int) -> tuple[Tree, Tensor]:
-        """Chooses the rows of an epoch by the models as they are. Settings do not share lanes here."""
+        """Choose the rows of an epoch by the current models. Settings do not share lanes here."""
 
         def one(work: LocalTraining, parameters: Tree, context: Tree, uniforms: Tensor, data: Data) -> Any:
             assert work.resample is not None
@@ -208,6 +211,6 @@ class LaneExchange:
 
 
 def _fit(values: Tensor, length: int) -> Tensor:
-    """Values per row, cut or padded to one length for all lanes."""
+    """Cut or pad values per row to a length that all lanes share."""
     short = length - values.shape[0]
     return torch.cat([values, values.new_zeros(short, *values.shape[1:])]) if short > 0 else values[:length]

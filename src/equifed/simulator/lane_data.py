@@ -1,4 +1,4 @@
-"""Lanes, and the rows that each of them works on."""
+"""Lanes and their rows."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from equifed.tree import Tree
 
 @dataclass(frozen=True)
 class Lanes:
-    """Which client of which run each lane is; sorted by rows, most first."""
+    """The run and client of each lane, sorted by rows, most first."""
 
     run: np.ndarray
-    """The lane's run, or the first of its runs where settings share it."""
+    """The lane's run, or the first of its runs if settings share it."""
     slot: np.ndarray
     """The client's position in its run's cohort."""
     client: np.ndarray
-    """Its position in the federation."""
+    """The client's position in the federation."""
     n: np.ndarray
-    """Its number of rows."""
+    """The client's number of rows."""
     start: np.ndarray
-    """Where its rows start in the tables' `index`."""
+    """Start of the client's rows in the tables' `index`."""
 
     def __len__(self) -> int:
         return len(self.run)
@@ -40,12 +40,12 @@ class Lanes:
         return Lanes(*(getattr(self, entry.name)[lanes] for entry in fields(self)))
 
 
-class Inputs(NamedTuple):
-    """What belongs to each lane besides its rows, leaves [L, ...], in `Data`'s words; () where there is nothing, since
-    trees have no None."""
+class LaneInputs(NamedTuple):
+    """The values of each lane other than its rows, leaves [L, ...], as in `Data`; () stands for None, which trees do
+    not have."""
 
     hyper: dict[str, Tensor]
-    """Swept hyper-parameters [L], or [L, V] where settings share the lane."""
+    """Swept hyper-parameters [L], or [L, V] if settings share the lane."""
     draws: dict[str, Tensor]
     group: Tree
     scaling: Tree
@@ -54,29 +54,29 @@ class Inputs(NamedTuple):
     client: Tree
     initial: Tree
     start: Tree
-    """Where the lane's rows start in the tables."""
+    """Start of the lane's rows in the tables."""
     n: Tree
-    """How many they are."""
+    """Number of these rows."""
 
     @property
     def client_group(self) -> Tensor | None:
         return self.group if isinstance(self.group, Tensor) else None
 
-    def for_steps(self) -> Inputs:
-        """Without what only `prepare` and `finish` look at."""
+    def for_steps(self) -> LaneInputs:
+        """Return the inputs without those that only `prepare` and `finish` use."""
         return self._replace(client=(), initial=(), start=(), n=())
 
 
 @dataclass(frozen=True, eq=False)
 class LaneRows:
-    """Where one lane's rows are, padded to `width`, inside vmap; those of all lanes outside it, with a start and a
+    """The positions of one lane's rows, padded to `width`, inside vmap; outside vmap those of all lanes, with start and
     scaling [L, 1, ...]."""
 
     tables: Tables
     start: Tensor
     width: int
     scaling: Tree
-    """Shift and factor of the features; () where the tables hold them as the model sees them."""
+    """Shift and factor of the features; () if the tables hold scaled features."""
 
     @cached_property
     def rows(self) -> Tensor:
@@ -95,14 +95,14 @@ class LaneRows:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LaneData(Data):
-    """Data whose x, y and s are taken from the tables when the method first looks at them, if it does."""
+    """Data that takes x, y and s from the tables when a method first uses them."""
 
     x: Tensor = field(init=False)
     y: Tensor = field(init=False)
     s: Tensor = field(init=False)
     source: LaneRows
 
-    def __getattr__(self, name: str) -> Tensor:  # only for what is not there
+    def __getattr__(self, name: str) -> Tensor:  # called for missing attributes only
         if name not in ("x", "y", "s"):
             raise AttributeError(name)
         value = self.source.column(name)
@@ -111,13 +111,13 @@ class LaneData(Data):
 
 
 KEPT_BYTES = 2**30
-"""Memory for rows that are kept from round to round, because the same clients look at them again and again."""
+"""Memory for rows that are kept between rounds because the same clients use them repeatedly, in bytes."""
 
 
 class KeptRows:
-    """The rows of lanes that come again unchanged: full-gradient methods go over all rows in every round.
+    """A cache of the rows of lanes that repeat unchanged: full-gradient methods use all rows in every round.
 
-    Only what is asked for twice in a row is kept, so that sampled clients cost nothing.
+    Only rows that are requested twice in a row are kept, so that sampled clients take no memory.
     """
 
     def __init__(self) -> None:
@@ -125,8 +125,8 @@ class KeptRows:
         self._kept: dict[Hashable, dict[str, Tensor]] = {}
 
     def rows(self, place: Hashable, lanes: Lanes, source: LaneRows) -> dict[str, Tensor]:
-        """x, y and s of these lanes [L, width, ...]; empty the first time they are asked for at this place, and where
-        rows stay in files, for the sake of memory."""
+        """Return x, y and s of these lanes [L, width, ...]; empty on the first request at this place, and if rows stay
+        in files, to save memory."""
         if source.tables.window is not None:
             return {}
         key = b"".join(values.tobytes() for values in (lanes.run, lanes.client, lanes.n))
@@ -145,17 +145,17 @@ class KeptRows:
 
 
 PORTION_BYTES = 256 * 2**20
-"""Lanes whose whole rows are needed at once are taken in portions of about this size."""
+"""Approximate size of a portion of lanes that need all their rows at once, in bytes."""
 
 
 WHOLE_BYTES = {"cpu": 8 * 2**20, "cuda": PORTION_BYTES}
-"""What is done once in a round takes all lanes in one portion up to this size, by device: rows that pad it cost less
+"""By device, the size up to which work done once per round takes all lanes in one portion, in bytes: padding costs less
 than another call."""
 
 
 def portions(n: np.ndarray, row_bytes: int, whole: int = 0) -> list[tuple[slice, int]]:
-    """Slices of lanes (sorted by rows, most first) with a padded width each: at most half of it padding, and not too
-    much memory at once; or all in one, where that takes no more than `whole` bytes."""
+    """Return slices of lanes (sorted by rows, most first) with a padded width each: at most half of it is padding, and
+    memory is limited; or all lanes in one slice if that takes at most `whole` bytes."""
     if len(n) and (widest := grid_up(int(n[0]))) * len(n) * row_bytes <= whole:
         return [(slice(0, len(n)), widest)]
     parts, begin = [], 0
@@ -170,9 +170,9 @@ def portions(n: np.ndarray, row_bytes: int, whole: int = 0) -> list[tuple[slice,
 
 
 def grid_up(n: int) -> int:
-    """The next number on the grid 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, ...: at most a quarter more.
+    """Round up to the grid 1, 2, ..., 8, 10, 12, 14, 16, 20, 24, ..., by at most a quarter.
 
-    Padded sizes lie on it, so that rounds with other clients meet the same shapes again.
+    Padded sizes lie on this grid, so that rounds with other clients have the same shapes.
     """
     if n <= 8:
         return max(n, 1)

@@ -1,4 +1,4 @@
-"""The round loop, the only one there is: every engine and every method goes through it."""
+"""The only round loop, for every engine and every method."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from equifed.errors import RunError
 from equifed.metrics.scored import Scored
 from equifed.notes import Note
 from equifed.protocol import Method, Stage
-from equifed.simulator.engine import Engine, Rejection, State, over_runs
+from equifed.simulator.engine import Engine, Rejection, State, map_over_runs
 from equifed.simulator.evaluate import Measure
 from equifed.simulator.job import Job
 from equifed.simulator.memory import keep_freed
 
 
 class RoundLog(NamedTuple):
-    """What happened in one round of one run."""
+    """The log of one round of one run."""
 
     run: int
     round: int
@@ -35,86 +35,88 @@ class RoundLog(NamedTuple):
     applied: bool
     observed: dict[str, float]
     stopped: bool = False
-    """The run converged in this round, and is left as it is from here on."""
+    """True if the run converged in this round and is not trained further."""
     obstacle: Note | None = None
-    """Why the round was not applied; None where it was."""
+    """Reason why the round was not applied; None if it was."""
     cut: Mapping[str, float] = {}
-    """By client, how much of its update a robust rule cut, from 0 to 1; those whose update it looked at."""
+    """By client with an examined update, the share of it that a robust rule cut, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A finished round. `state` may be saved now; going on changes it."""
+    """A finished round. Save `state` now if at all, because the next round changes it."""
 
     round: int
     state: State
     logs: list[RoundLog]
     rejections: list[tuple[int, Rejection]]
-    """(round, who and why)."""
+    """Rejections as (round, rejection)."""
     scores: dict[int, list[dict[str, Scored]]]
-    """By round, what was measured of every run: this round if it is evaluated, or one before it where clients measure
-    a round's model only when the next round brings it to them."""
+    """By round, the scores of every run: those of this round if it is evaluated, or of an earlier one if clients
+    evaluate a round's model when the next round sends it to them."""
     seconds: float
-    """Wall time of the round, evaluation included."""
+    """Wall time of the round including evaluation."""
     last: bool
-    """Nothing follows: all rounds are done, or all runs have converged."""
+    """True for the last round: all rounds are done, or all runs have converged."""
 
 
 def rounds(job: Job, engine: Engine, evaluator: Measure, resume: tuple[int, State] | None = None) -> Iterator[Step]:
     """Carry out the job, yielding after every round; `resume` = (last finished round, state after it).
 
-    A run that has converged takes its final phases at once and then stays as it is, so what comes out of it does not
-    depend on the runs beside it.
+    A run that has converged carries out its final phases at once and is then unchanged, so that its result does not
+    depend on the other runs.
     """
     clock = time.perf_counter()
     rejections: list[tuple[int, Rejection]] = []
-    with _settings():
+    with _torch_settings():
         done, state = resume or (0, engine.start())
         if not done:
-            state = _with_everyone(job, engine, state, "setup", 0, np.ones(len(job.runs), dtype=bool), rejections)
-        running = ~_look(job, state)[1] if done else np.ones(len(job.runs), dtype=bool)
+            state = _ask_all_clients(job, engine, state, "setup", 0, np.ones(len(job.runs), dtype=bool), rejections)
+        running = ~_observe(job, state)[1] if done else np.ones(len(job.runs), dtype=bool)
     for number in range(done + 1, job.rounds + 1):
         if not running.any():
             return
-        with _settings():  # not around the yield: the caller's torch settings are its own
+        with _torch_settings():  # not around the yield, because the caller has its own torch settings
             cohorts = job.cohorts(number)
             here = job.present(number, cohorts) & running[:, None]
-            found = _stage(job, engine, state, "round", number, cohorts, here, rejections)
+            found = _carry_out_stage(job, engine, state, "round", number, cohorts, here, rejections)
             state = found.state
             gone = [missing.run for when, missing in rejections if when == number and not missing.answered]
-            observed, converged = _look(job, state)
+            observed, converged = _observe(job, state)
             ended = running & converged if number < job.rounds else running
             if ended.any() and job.phases("final"):
-                state = _with_everyone(job, engine, state, "final", number, ended, rejections)
-                observed, _ = _look(job, state)
+                state = _ask_all_clients(job, engine, state, "final", number, ended, rejections)
+                observed, _ = _observe(job, state)
             observed |= found.observed
             stopped = ended & converged
-            logs = _logs(number, running, stopped, here, found, gone, observed, _cuts(job, cohorts, found.cut))
+            logs = _make_logs(
+                number, running, stopped, here, found, gone, observed, _list_cuts(job, cohorts, found.cut)
+            )
             running = running & ~ended
             last = not running.any()
-            scores = evaluator.measured(number, state, running)
+            scores = evaluator.measure(number, state, running)
         yield Step(number, state, logs, rejections, scores, time.perf_counter() - clock, last)
         clock, rejections = time.perf_counter(), []
 
 
-def _look(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """What the method observes in every run, by name [R], and which runs have converged [R]."""
+def _observe(job: Job, state: State) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the method's observations of every run, by name [R], and True for runs that have converged [R]."""
     kind = type(job.method)
     unseen = kind.observe is Method.observe and kind.converged is Method.converged
     if unseen or not tree.leaves(state.server):
         return {}, np.zeros(len(job.runs), dtype=bool)
 
     def one(server: Any, hyper: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        method, _ = job.configured(hyper)
+        method, _ = job.configure(hyper)
         return method.observe(server), method.converged(server)
 
-    observed, converged = over_runs(one, (state.server, job.hyper), len(job.runs))
+    observed, converged = map_over_runs(one, (state.server, job.hyper), len(job.runs))
     values = torch.stack([value.to(job.device, torch.float64) for value in (*observed.values(), converged)])
     *seen, ended = values.cpu().numpy()
     return dict(zip(observed, seen, strict=True)), ended > 0
 
 
-def _with_everyone(
+def _ask_all_clients(
     job: Job,
     engine: Engine,
     state: State,
@@ -123,16 +125,16 @@ def _with_everyone(
     runs: np.ndarray,
     rejections: list[tuple[int, Rejection]],
 ) -> State:
-    """Setup or final phases of these runs [R]: once, with all clients, none of whom drops out by plan."""
+    """Carry out setup or final phases of these runs [R], once, with all clients and without planned dropout."""
     if not job.phases(stage):
         return state
     cohorts = job.everyone()
     present = np.broadcast_to(runs[:, None], cohorts.shape)
-    found = _stage(job, engine, state, stage, number, cohorts, present, rejections)
+    found = _carry_out_stage(job, engine, state, stage, number, cohorts, present, rejections)
     for run, obstacle in found.obstacles.items():
         missing = "; ".join(f"{each.client}: {each.reason}" for _, each in rejections if each.run == run)
         raise RunError(
-            f"The {stage} phases could not be finished, and without them the result would not be the method's: "
+            f"The {stage} phases could not be finished, without which the result would not be the method's: "
             f"{obstacle} ({int(found.present[run].sum())} of {cohorts.shape[1]} clients)."
             + (f" Missing: {missing}." if missing else "")
         )
@@ -140,21 +142,21 @@ def _with_everyone(
 
 
 class Stages(NamedTuple):
-    """A stage, done for all runs."""
+    """The outcome of a stage for all runs."""
 
     state: State
     present: np.ndarray
-    """Whose replies were used [R, K]; in a run that could not finish, as far as it came."""
+    """True for clients with used replies [R, K]; in an unfinished run, until it stopped."""
     obstacles: Mapping[int, Note]
-    """By run, why the stage had no effect."""
+    """By run in which the stage had no effect, the reason."""
     observed: Mapping[str, np.ndarray]
-    """For the log [R]: the share of clipped replies, over the phases that send updates; how many clients were gone
-    before a secure sum was unmasked, over all of them."""
+    """Values for the log [R]: the share of clipped replies, over the phases that send updates, and the number of
+    clients that dropped out before a secure sum was unmasked, over all phases."""
     cut: np.ndarray | None
-    """How much of each client's update a robust rule cut [R, K], over the phases that it looks at."""
+    """Share of each client's update that a robust rule cut [R, K], averaged over the phases it examines."""
 
 
-def _stage(
+def _carry_out_stage(
     job: Job,
     engine: Engine,
     state: State,
@@ -164,9 +166,9 @@ def _stage(
     present: np.ndarray,
     rejections: list[tuple[int, Rejection]],
 ) -> Stages:
-    """All phases of a stage with one cohort; whoever's reply is refused is out of the phases that follow. In a run in
-    which one of its phases could not be finished, a stage has no effect."""
-    before, lost = _kept(job, state), np.zeros(len(job.runs), dtype=bool)
+    """Carry out all phases of a stage with one cohort; a client with a refused reply is excluded from the next phases.
+    In a run in which a phase could not be finished, the stage has no effect."""
+    before, lost = _copy_state(job, state), np.zeros(len(job.runs), dtype=bool)
     obstacles: dict[int, Note] = {}
     observed: dict[str, np.ndarray] = {}
     clipped, replied, late, cuts = [], [], [], []
@@ -191,25 +193,25 @@ def _stage(
         state = State(*tree.where(torch.from_numpy(lost).to(job.device), before, state))
     if clipped:
         observed["clipped"] = np.sum(clipped, axis=0) / np.maximum(np.sum(replied, axis=0), 1)
-    return Stages(state, present, obstacles, observed, _mean_cut(cuts, lost) if cuts else None)
+    return Stages(state, present, obstacles, observed, _average_cuts(cuts, lost) if cuts else None)
 
 
-def _kept(job: Job, state: State) -> State:
-    """The state, to go back to. Engines change what clients keep in place; only robust rules and secure sums may stop
-    a round of theirs."""
+def _copy_state(job: Job, state: State) -> State:
+    """Return the state to restore if the round stops. Engines change client states in place, so it is copied, but only
+    for robust rules and secure sums, which alone can stop a round."""
     stops = job.channel.robust is not None or job.channel.secure
     return tree.map(torch.clone, state) if stops else state
 
 
-def _mean_cut(cuts: list[np.ndarray], lost: np.ndarray) -> np.ndarray:
-    """Over the exchanges in which a rule looked at the client's update; NaN where there were none."""
+def _average_cuts(cuts: list[np.ndarray], lost: np.ndarray) -> np.ndarray:
+    """Average over the exchanges in which a rule examined the client's update; NaN if it examined none."""
     looked = ~np.isnan(cuts)
     mean: np.ndarray = np.where(looked, cuts, 0.0).sum(0) / np.maximum(looked.sum(0), 1)
     return np.where(looked.any(0) & ~lost[:, None], mean, np.nan)
 
 
-def _cuts(job: Job, cohorts: np.ndarray, cut: np.ndarray | None) -> list[dict[str, float]]:
-    """What was cut of each client's update [R, K], by run and name."""
+def _list_cuts(job: Job, cohorts: np.ndarray, cut: np.ndarray | None) -> list[dict[str, float]]:
+    """Return the share cut of each client's update [R, K], by run and name."""
     if cut is None:
         return [{} for _ in job.runs]
     return [
@@ -218,7 +220,7 @@ def _cuts(job: Job, cohorts: np.ndarray, cut: np.ndarray | None) -> list[dict[st
     ]
 
 
-def _logs(
+def _make_logs(
     number: int,
     running: np.ndarray,
     stopped: np.ndarray,
@@ -228,7 +230,7 @@ def _logs(
     observed: dict[str, np.ndarray],
     cuts: list[dict[str, float]],
 ) -> list[RoundLog]:
-    """A line for every run that took part in the round; `gone` names a run for each client that did not answer."""
+    """Return a log entry for every run of the round; `gone` has the run of each client that did not answer."""
     sampled, stayed, replied, obstacles = here.shape[1], here.sum(1), found.present.sum(1), found.obstacles
     return [
         RoundLog(
@@ -249,9 +251,9 @@ def _logs(
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
-    """No autograd tape, and one torch thread of the CPU, where also a GPU's scores are added up: threads share clients,
-    and operations on small batches are slower with more of them, far slower on a busy machine."""
+def _torch_settings() -> Iterator[None]:
+    """Disable autograd, and use one torch thread of the CPU, where also a GPU's scores are added up: clients are shared
+    out over threads, and small operations are slower with several threads, far slower on a busy machine."""
     keep_freed()
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""Memory that a step has freed, kept for the next one.
+"""Keep freed memory for reuse.
 
-glibc gives large blocks back to the system as soon as they are freed, and a round frees many: the tensors of every
-step. The system then fills fresh pages with zeros for the next step's, one fault for every 4 KiB, which can take more
-time than the arithmetic.
+glibc returns large blocks to the system as soon as they are freed, and a round frees many: the tensors of every step.
+The system then zeroes fresh pages for the next step, with a fault for every 4 KiB, which can take longer than the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from functools import cache
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEPT = 2**30
-"""Bytes: blocks up to this size are kept, and so much of free memory at the end of the heap."""
+"""Largest size of a block that is kept, and of free memory kept at the end of the heap, in bytes."""
 LARGEST_OF_OLD = 2**25
-"""The largest threshold for blocks that glibc took before 2.35."""
+"""Largest threshold for blocks that glibc accepted before 2.35."""
 OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")
 
 
 @cache
 def keep_freed() -> bool:
-    """Tells glibc, for the rest of the process, to keep what is freed; says whether it does. Where the user has chosen
-    such settings by the environment, or another library allocates, nothing is changed."""
+    """Make glibc keep freed memory for the rest of the process; return True on success. Do nothing if the user has set
+    this by the environment, or if another library allocates."""
     if not sys.platform.startswith("linux") or any(name in os.environ for name in OWN):
         return False
     if "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):

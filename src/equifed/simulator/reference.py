@@ -1,6 +1,6 @@
-"""The reference engine: one client at a time, plain and obvious. It defines what is correct.
+"""The reference engine: one client at a time, in plain code. It defines what is correct.
 
-Errors in a method's code are raised with the run, phase and client they happened in.
+Errors in a method's code are raised with their run, phase and client.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ import torch
 from torch import Tensor
 
 from equifed import randomness, tree
-from equifed.bounds import NOT_FINITE, finite
+from equifed.bounds import NOT_FINITE, is_finite
 from equifed.channel import CLIPPED, Gathered
 from equifed.errors import EquifedError, RunError
 from equifed.notes import Note
 from equifed.protocol import Data, LocalTraining, Phase, Record, Stage
 from equifed.simulator.engine import (
-    Exchange,
+    ExchangeResult,
     LocalEngine,
     Rejection,
     State,
     check_reply,
     data_of,
+    note_too_few,
     record_message,
     sent,
-    too_few_for,
 )
 from equifed.simulator.job import Job
 from equifed.tree import Tree
 
 
 class Reference(LocalEngine):
+    """The engine that computes one client after another."""
+
     def exchange(
         self, state: State, stage: Stage, position: int, step: int, round: int, cohorts: np.ndarray, present: np.ndarray
-    ) -> Exchange:
+    ) -> ExchangeResult:
         asked, present, rejections, servers = present, present.copy(), [], []
         clipped, cuts = np.zeros(len(self.job.runs)), np.full(cohorts.shape, np.nan)
         obstacles: dict[int, Note] = {}
@@ -55,12 +57,12 @@ class Reference(LocalEngine):
                 check_reply(self.job.method, phase, reply)
                 if (stage, position) not in self.messages:
                     self.messages[stage, position] = record_message(self.job, stage, phase, down, reply)
-                if finite((reply, new)):
+                if is_finite((reply, new)):
                     replies[slot], kept[slot] = reply, new
                 else:
                     refused[slot] = NOT_FINITE
-            rows = {slot: int(self.tables.rows_held(r, cohorts[r, slot])) for slot in replies}
-            refused |= self.bounds(stage, position).refused(down, replies, rows, r)
+            rows = {slot: int(self.tables.count_rows(r, cohorts[r, slot])) for slot in replies}
+            refused |= self.bounds(stage, position).find_refused(down, replies, rows, r)
             for slot, wrong in sorted(refused.items()):
                 present[r, slot] = False
                 rejections.append(Rejection(r, run.federation.ids[cohorts[r, slot]], phase.name, wrong))
@@ -78,14 +80,14 @@ class Reference(LocalEngine):
                 clipped[r] = 0 if gathered.clipped is None else float(gathered.clipped)
                 server = phase.server(server, gathered.replies, data_of(validation, self.job))
             servers.append(server)
-        missing, late = self.unsummed(phase, self.job.late(stage, round, step, cohorts), asked, present)
+        missing, late = self.check_sums(phase, self.job.late(stage, round, step, cohorts), asked, present)
         counted = clipped if CLIPPED in phase.up else None
-        cut = cuts if self.job.channel.resists(phase) else None
+        cut = cuts if self.job.channel.has_rule(phase) else None
         state = State(tree.stack(servers), state.clients)
-        return Exchange(state, present, rejections, obstacles | missing, counted, cut, late)
+        return ExchangeResult(state, present, rejections, obstacles | missing, counted, cut, late)
 
     def work(self, phase: Phase, down: Record, state: Tree, run: int, client: int, round: int) -> tuple[Record, Tree]:
-        """One client's part of a phase."""
+        """Carry out one client's part of a phase; return its reply and new state."""
         try:
             return phase.client(down, state, self._data(phase, run, client, round))
         except EquifedError:
@@ -94,12 +96,12 @@ class Reference(LocalEngine):
             name = self.job.runs[run].federation.ids[client]
             raise RunError(
                 f"{self.job.method.name}, seed {self.job.runs[run].seed}, round {round}, phase {phase.name!r}, client "
-                f"{name!r} ({self.tables.rows_held(run, client)} rows): {type(error).__name__}: {error}"
+                f"{name!r} ({self.tables.count_rows(run, client)} rows): {type(error).__name__}: {error}"
             ) from error
 
     def _data(self, phase: Phase, run: int, client: int, round: int) -> Data:
         job, tables, seed = self.job, self.tables, self.job.runs[run].seed
-        who, n = np.array([client]), int(tables.rows_held(run, client))
+        who, n = np.array([client]), int(tables.count_rows(run, client))
         begin = int(tables.bring(np.array([run]), who, np.array([n]))[0])
         rows = tables.index[begin : begin + n].long()
         batches: tuple[Tensor, ...] = ()
@@ -123,7 +125,7 @@ class Reference(LocalEngine):
             job.task,
             draws={
                 name: torch.from_numpy(values).to(job.device)
-                for name, values in randomness.draws(seed, round, phase.draws, job.task).items()
+                for name, values in randomness.make_draws(seed, round, phase.draws, job.task).items()
             },
             client_group=None if groups is None else torch.tensor(groups[client], device=job.device),
             batches=batches,
@@ -137,24 +139,24 @@ class Reference(LocalEngine):
 
 
 class Seen(NamedTuple):
-    """The replies to an exchange of one run on their way into the server's step."""
+    """The gathered replies to an exchange of one run, for the server's step."""
 
     gathered: Gathered
     cut: np.ndarray
-    """How much of each was cut by a robust rule [K]; NaN where none looked."""
+    """Share of each update that a robust rule cut [K]; NaN without a rule."""
     obstacle: Note | None
-    """Why the server's step may not be taken."""
+    """Reason why the server's step must not be applied."""
 
 
 def gather(
     job: Job, stage: Stage, phase: Phase, down: Record, replies: list[Record], clients: np.ndarray, run: int = 0
 ) -> Seen:
-    """What the server's step gets from the replies of these clients, which are all there."""
+    """Gather the replies of these clients, all present, for the server's step."""
     present, who = torch.ones(len(replies), device=job.device), torch.from_numpy(clients).to(job.device)
-    stacked, channel = tree.stack(replies), job.configured(job.runs[run].hyper)[1]
-    if not channel.resists(phase) or job.runs[run].plain:
+    stacked, channel = tree.stack(replies), job.configure(job.runs[run].hyper)[1]
+    if not channel.has_rule(phase) or job.runs[run].plain:
         return Seen(channel.gather(phase, stacked, present, who), np.full(len(replies), np.nan), None)
-    found = channel.resist(phase, down, stacked, present, job.asked(stage))
+    found = channel.apply_rule(phase, down, stacked, present, job.asked(stage))
     cut = torch.where(found.counted, found.cut, torch.nan).cpu().numpy()
-    obstacle = None if bool(found.enough) else too_few_for(channel, job.asked(stage))
+    obstacle = None if bool(found.enough) else note_too_few(channel, job.asked(stage))
     return Seen(channel.gather(phase, found.replies, found.present, who), cut, obstacle)

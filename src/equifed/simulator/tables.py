@@ -1,7 +1,7 @@
-"""The rows of all runs on the device, held once, and where each client's rows lie.
+"""The rows of all runs on the device, stored once, and the positions of each client's rows.
 
-Training rows that stay in a file (`equifed.Mapped`) are brought in when their clients are at work: into a part
-of the tables that is made once, since prepared steps hold on to the tables' memory.
+Training rows that stay in a file (`equifed.Mapped`) are loaded when their clients work, into a part of the
+tables that is allocated once, because prepared steps refer to the tables' memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from equifed.simulator.job import Job
 
 @dataclass(frozen=True, eq=False)
 class Tables:
+    """The rows of all runs, and each client's positions in them."""
+
     x: Tensor
     """Features of all rows [rows, ...]."""
     y: Tensor
@@ -29,69 +31,69 @@ class Tables:
     s: Tensor
     """Groups [rows]."""
     attribute: Tensor | None
-    """The sensitive attribute as numbers [rows, d], where it is more than the group."""
+    """The sensitive attribute as numbers [rows, d], if it differs from the group."""
     index: Tensor
     """Training row positions of all clients of all federations, one after the other (int32)."""
     federation: np.ndarray
-    """Which federation each run has, of those whose clients hold different rows [R]."""
+    """Position of each run's federation among those with different rows per client [R]."""
     start: np.ndarray
-    """Where each federation's client k starts in `index` [F, N]; empty where rows stay in files: see `bring`."""
+    """Start of client k of each federation in `index` [F, N]; empty if rows stay in files: see `bring`."""
     sizes: np.ndarray
-    """Its number of training rows [F, N]."""
+    """Number of training rows of client k of each federation [F, N]."""
     offset: np.ndarray
-    """What to add to run r's own row positions [R]."""
+    """Offset from run r's row positions to those in these tables [R]."""
     scaling: tuple[Tensor, Tensor] | tuple[()]
-    """Shift and factor of the features of each run [R, ...]; () where the rows are stored as the model sees them."""
+    """Shift and factor of the features of each run [R, ...]; () if the stored features are scaled."""
     window: Window | None = None
-    """Where training rows are brought in that stay in files; None where all are here."""
+    """Window for training rows that stay in files; None if all rows are in memory."""
 
     def bring(self, run: np.ndarray, client: np.ndarray, n: np.ndarray) -> np.ndarray:
-        """Where the rows of these clients of these runs, n of each, start in `index`; those that stay in files are
-        brought in, and take the place of the ones before. Of a client that is absent, n is 0."""
+        """Return where the rows of these clients of these runs, n each (0 if absent), start in `index`. Rows that stay
+        in files are loaded and replace those loaded before."""
         if self.window is None:
             return self.start[self.federation[run], client]
         starts = np.zeros(len(n), np.int64)
         starts[n > 0] = self.window.bring(self, run[n > 0], client[n > 0])
         return starts
 
-    def rows_held(self, run: np.ndarray | int, client: np.ndarray | int) -> np.ndarray:
-        """How many training rows these clients of these runs have."""
+    def count_rows(self, run: np.ndarray | int, client: np.ndarray | int) -> np.ndarray:
+        """Return the number of training rows of these clients of these runs."""
         return self.sizes[self.federation[run], client]
 
     def features(self, rows: Tensor, run: int) -> Tensor:
-        """Features of these rows as the model of this run sees them."""
+        """Return the scaled features of these rows for this run's model."""
         x = self.x.index_select(0, rows)
         return (x - self.scaling[0][run]) * self.scaling[1][run] if self.scaling else x
 
     def rows_of(self, positions: np.ndarray, run: int) -> Tensor:
-        """A run's own row positions as positions in these tables."""
+        """Convert a run's row positions to positions in these tables."""
         return torch.from_numpy(positions + self.offset[run]).to(self.x.device)
 
 
 AT_ONCE: dict[Stage, int] = {"setup": 2**12, "round": 2**14, "final": 2**12}
-"""Clients, over all seeds, whose work is done at once. A phase may ask a million of them; what takes place once
-need not be quick."""
+"""Largest number of clients, over all seeds, that are computed at once, by stage. A phase may ask a million; setup and
+final phases, which take place once, need not be fast."""
 WINDOW_BYTES = 256 * 2**20
-"""Features that are brought in from files at once, unless those of one client are more."""
+"""Largest size of features loaded from files at once in bytes, unless one client has more."""
 
 
 class Window:
-    """The part of the tables into which training rows are brought from files."""
+    """The part of the tables into which training rows are loaded from files."""
 
     def __init__(
         self, begin: int, size: int, sets: Sequence[MappedSets], scaling: tuple[np.ndarray, np.ndarray] | None
     ) -> None:
-        """begin: where it begins in the tables. size: how many rows it can hold. sets: the clients' rows in each
-        federation. scaling: shift and factor of the features, where the tables hold them as the model sees them."""
+        """begin: its start in the tables. size: its capacity in rows. sets: the clients' rows in each federation.
+        scaling: shift and factor of the features, if the tables hold scaled features."""
         self.begin, self.size, self._sets, self._scaling = begin, size, sets, scaling
         self.filled = 0
-        """How many rows are in it."""
+        """Number of loaded rows."""
         self._here, self._starts = np.empty((0, 2), np.int64), np.empty(0, np.int64)
-        """Whose rows are in it, (federation, client), and where those of each start."""
+        """The loaded clients, (federation, client), and the start of each one's rows."""
 
     def bring(self, tables: Tables, run: np.ndarray, client: np.ndarray) -> np.ndarray:
         wanted, which = np.unique(np.stack([tables.federation[run], client], 1), axis=0, return_inverse=True)
-        if not np.array_equal(wanted, self._here):  # the phases of a round ask for the same
+        if not np.array_equal(wanted, self._here):  # the phases of a round need the same rows
             self.filled, starts = 0, []
             for number, sets in enumerate(self._sets):
                 clients = wanted[wanted[:, 0] == number, 1]
@@ -112,9 +114,9 @@ class Window:
         self.filled += count
 
 
-def _window_rows(job: Job) -> int:
-    """How many rows a window holds: those of the largest clients that are worked on at once, but no more than those of
-    `WINDOW_BYTES`, since more are worked on in parts, or those of one client of each seed."""
+def _count_window_rows(job: Job) -> int:
+    """Return the window's capacity in rows: enough for the largest clients computed at once, but at most
+    `WINDOW_BYTES`, since more are computed in parts, or one client of each seed if that is more."""
     seeds = [run.federation for run in job.runs[: len(job.settings.seed_list)]]
     at_once = {stage: max(1, AT_ONCE[stage] // len(seeds)) for stage in STAGES if job.phases(stage)}
     asked = max(min(job.asked(stage), clients) for stage, clients in at_once.items())
@@ -158,11 +160,11 @@ def make_tables(job: Job) -> Tables:
     federation = np.array([[*dict.fromkeys(holdings)].index(each) for each in holdings])
     sets = [fed.mapped for fed in apart if fed.mapped is not None]
     if sets:
-        window = Window(total, _window_rows(job), sets, None if shift_and_factor else scalings[0])
+        window = Window(total, _count_window_rows(job), sets, None if shift_and_factor else scalings[0])
         index, start = np.arange(total, total + window.size, dtype=np.int32), np.zeros((len(sets), 0), np.int64)
     else:
-        index, start = _indices(apart, [stored[_identity(fed.rows)][1] for fed in apart])
-    sizes = _lines([fed.train.sizes for fed in apart])
+        index, start = _join_indices(apart, [stored[_identity(fed.rows)][1] for fed in apart])
+    sizes = _stack([fed.train.sizes for fed in apart])
 
     def column(values: np.ndarray) -> Tensor:
         held = on_device(values)
@@ -174,7 +176,7 @@ def make_tables(job: Job) -> Tables:
 
 
 def _identity(rows: Rows) -> tuple[int, ...]:
-    """What tells whether two federations share their rows: features alone do not, if somebody has changed labels."""
+    """Return a key that is equal for federations that share all rows' arrays; labels may differ for equal features."""
     return tuple(map(id, rows))
 
 
@@ -182,14 +184,14 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _indices(feds: list[Federation], offset: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """All clients' positions in one array, and where those of each federation's client k start [F, N]."""
+def _join_indices(feds: list[Federation], offset: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return all clients' positions in one array, and the start of those of client k of each federation [F, N]."""
     parts = [(fed.train.index + shift).astype(np.int32) for fed, shift in zip(feds, offset, strict=True)]
     ends = np.cumsum([len(part) for part in parts])
     begins = [end - len(part) for end, part in zip(ends, parts, strict=True)]
-    return _join(parts), _lines([fed.train.start + begin for fed, begin in zip(feds, begins, strict=True)])
+    return _join(parts), _stack([fed.train.start + begin for fed, begin in zip(feds, begins, strict=True)])
 
 
-def _lines(lines: list[np.ndarray]) -> np.ndarray:
-    """One under the other; a single one is not copied."""
+def _stack(lines: list[np.ndarray]) -> np.ndarray:
+    """Stack arrays; a single one is not copied."""
     return lines[0][None] if len(lines) == 1 else np.stack(lines)

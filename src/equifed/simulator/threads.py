@@ -1,4 +1,4 @@
-"""Threads for work that lets go of Python's lock: compiled loops, and torch's operations on large tensors."""
+"""Threads for work that releases Python's lock: compiled loops, and torch's operations on large tensors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 
 
-def usable_cores() -> int:
-    """What OMP_NUM_THREADS says, as for torch and NumPy; else all cores that this process may use."""
-    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if said.isdigit() and int(said):
-        return int(said)
+def count_usable_cores() -> int:
+    """Return OMP_NUM_THREADS, as torch and NumPy do; by default the number of cores that this process may use."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if wanted.isdigit() and int(wanted):
+        return int(wanted)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_out(work: Callable[[int], object], pieces: int, threads: int) -> None:
-    """work(0), ..., work(pieces - 1), each on the thread that is free next; the caller's own is one of them. A thread
-    that the machine holds up so keeps one piece waiting, not its share of all."""
+    """Call work(0), ..., work(pieces - 1), each on the next free thread, including the caller's. So a thread that the
+    machine delays holds up a single piece, not a fixed share of all."""
     todo = itertools.count()
     failed: list[BaseException] = []
     lock = threading.Lock()
@@ -33,7 +33,7 @@ def share_out(work: Callable[[int], object], pieces: int, threads: int) -> None:
                 return
             try:
                 work(piece)
-            except BaseException as error:  # told to the caller
+            except BaseException as error:  # raised in the caller's thread below
                 failed.append(error)
 
     others = min(threads, pieces) - 1

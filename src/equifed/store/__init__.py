@@ -17,7 +17,7 @@ from filelock import FileLock
 from equifed import modules
 from equifed.config import Config, build, identity
 from equifed.errors import ConfigError, DataError, EquifedWarning, RunError, blaming
-from equifed.files import refuse_link, writable_folder
+from equifed.files import check_writable, refuse_link
 from equifed.simulation import Training
 from equifed.simulator import Job
 from equifed.store.environment import environment, federations_of, fingerprint, sources
@@ -25,7 +25,7 @@ from equifed.store.folder import FEDERATION, STATUS, Entry, Recording, RunFolder
 from equifed.store.locks import take
 from equifed.store.package import load_model
 from equifed.store.results import load_result, save_result
-from equifed.tracking import Callbacks, asked
+from equifed.tracking import Callbacks, get_callbacks
 from equifed.words import clean
 
 __all__ = [
@@ -51,7 +51,7 @@ LOCK = "index.lock"
 def trackers(config: Config, track: Sequence[str] | None = None) -> Callbacks:
     """The trackers of a run; `track`: in place of those that its configuration names."""
     with blaming(source=config.source, section="run", key="track"):
-        return asked(config.run.track, received=True) if track is None else asked(track)
+        return get_callbacks(config.run.track, received=True) if track is None else get_callbacks(track)
 
 
 class Store:
@@ -62,7 +62,7 @@ class Store:
 
     def prepare(self) -> None:
         """Make the folder of the runs, refusing one that cannot be written to before anything is computed."""
-        writable_folder(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
+        check_writable(self.root, "Name a folder for runs with --runs or $EQUIFED_RUNS.")
 
     def start(
         self,

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-import equifed
 from equifed import modules
 from equifed.config import Config, identity, named
 from equifed.federation import Federation
@@ -34,7 +34,7 @@ def environment(job: Job) -> dict[str, Any]:
 def versions() -> dict[str, Any]:
     """Versions, platform, and the commit of equifed, with what changed since, where it runs from a checkout."""
     return {
-        "equifed": equifed.__version__,
+        "equifed": version("equifed"),
         "commit": revision(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -334,7 +334,9 @@ class RunFolder:
 
     def write_checkpoint(self, number: int, state: State, config: str, lines: Lines) -> bytes:
         """Atomic; this is what commits the round. What the file holds."""
-        arrays = {name: np.asarray(leaf.detach().cpu().numpy(), order="C") for name, leaf in tree.named(state).items()}
+        arrays = {
+            name: np.asarray(leaf.detach().cpu().numpy(), order="C") for name, leaf in tree.to_named(state).items()
+        }
         metadata = {
             "format": FORMAT,
             "round": str(number),
@@ -362,7 +364,7 @@ class RunFolder:
             raise self.damaged(str(error)) from None
         if _digest(arrays) != metadata["checksum"]:
             raise self.damaged("its content does not fit its checksum")
-        expected = tree.named(like)
+        expected = tree.to_named(like)
         for name, leaf in expected.items():
             if name not in arrays or tuple(arrays[name].shape) != tuple(leaf.shape):
                 raise self.damaged(f"{name} is missing or has another shape than the method's state")

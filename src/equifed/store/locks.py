@@ -7,7 +7,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from equifed.errors import DiskError
-from equifed.files import refuse_link, why_not
+from equifed.files import describe_os_error, refuse_link
 
 
 def lock_at(path: Path) -> BaseFileLock:
@@ -27,8 +27,8 @@ def take(lock: BaseFileLock) -> bool:
     except OSError as error:
         path = Path(lock.lock_file)
         raise DiskError(
-            f"{path} could not be locked: {why_not(error, path.parent)} If it is anything but an ordinary file, remove "
-            "it: it holds nothing."
+            f"{path} could not be locked: {describe_os_error(error, path.parent)} If it is anything but an ordinary "
+            "file, remove it: it holds nothing."
         ) from error
     return True
 

@@ -24,7 +24,7 @@ from safetensors.numpy import load, save
 from equifed import registry
 from equifed.data import Schema
 from equifed.errors import ConfigError, RunError
-from equifed.files import MOST_JSON, checksum, clear_temporaries, read_regular, refuse_link, to_json, writable_folder
+from equifed.files import MOST_JSON, check_writable, checksum, clear_temporaries, read_regular, refuse_link, to_json
 from equifed.report.card import card_of
 from equifed.results.model import Model, choose_run
 from equifed.results.result import Result
@@ -95,7 +95,7 @@ def write_package(sums: Sums, result: Result, facts: Mapping[str, Any] | None = 
     knows besides, for the card: see `documented`."""
     folder = sums.folder / MODEL
     refuse_link(folder)
-    writable_folder(folder, "Make room for the model there.")
+    check_writable(folder, "Make room for the model there.")
     clear_temporaries(folder)
     (folder / SUMS).unlink(missing_ok=True)  # until all is there, there is no model
     own, states = Sums(folder), StoredStates.pack(result.final_states)

@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 from equifed import registry
 from equifed.errors import ConfigError, EquifedWarning, RunError
 from equifed.federation.reading import Kind
-from equifed.files import clear_temporaries, plain, to_json, writable_folder
+from equifed.files import check_writable, clear_temporaries, plain, to_json
 from equifed.metrics import catalogue
 from equifed.metrics.seeds import moments
 from equifed.notes import Note
@@ -68,7 +68,7 @@ def save_result(folder: str | Path, result: Result) -> None:
     folder = Path(folder)
     if (folder / CHECKPOINT).exists():
         raise ConfigError(f"{folder} is the folder of a run, which has a result of its own. Name another folder.")
-    writable_folder(folder, "Name another folder for the result.")
+    check_writable(folder, "Name another folder for the result.")
     lock = lock_at(folder / "lock")
     if not take(lock):
         raise RunError(f"Another process is saving a result in {folder}.")

@@ -1,7 +1,8 @@
 """Studies: many independent jobs, one after another in this process or shared among processes and machines by Ray.
 
 `jobs` says what a job is and carries jobs out in turn; `on_ray` shares them out; `runs` makes jobs of configurations:
-each a run folder, so that what a killed process had done is not lost.
+each a run folder, so that what a killed process had done is not lost. `comparing` has the runs of several methods on
+the same federations, `api` what is called from Python.
 """
 
 from equifed.studies.jobs import Job, Outcome, State, carry_out

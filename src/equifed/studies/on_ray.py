@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from equifed.errors import RunError
-from equifed.registry import trust, trusted
+from equifed.registry import allowed, trust
 from equifed.settings import Cluster
-from equifed.signals import handlers
+from equifed.signals import set_handlers
 from equifed.studies.jobs import PAUSE, Job, Load, Outcome, Shared, State, Watch, attempt, no_ray
 from equifed.words import clean
 
@@ -87,7 +87,7 @@ def connected(cluster: Cluster) -> Iterator[Any]:
 def _own_sigterm() -> contextlib.AbstractContextManager[None]:
     """Keep this program's way to end on SIGTERM, which Ray replaces by one that does not say how to go on."""
     now = signal.getsignal(signal.SIGTERM)
-    return handlers({} if now is None else {signal.SIGTERM: now})
+    return set_handlers({} if now is None else {signal.SIGTERM: now})
 
 
 def _check_reachable(address: str) -> None:
@@ -156,7 +156,7 @@ class _Sharing:
         if error:
             return self._outcome(position, None, error)
         self.begun_at[position] = job.done()
-        promised = self.perform.remote(data, job.work, job.arguments, trusted())
+        promised = self.perform.remote(data, job.work, job.arguments, allowed())
         self.running[promised] = position
         self._set(position, state="running", done=self.begun_at[position])
         return None

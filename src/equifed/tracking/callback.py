@@ -1,4 +1,4 @@
-"""What a callback is, what it is told, and telling several of them."""
+"""The callback interface, its events, and a dispatcher."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """What is going to be computed."""
+    """A description of the computation that starts."""
 
     name: str
-    """What its user calls it; empty where it has no name."""
+    """Name given by the user; empty if none."""
     id: str
-    """The name of its folder, by which a resumed run is known again; empty where there is none."""
+    """Name of its folder, which identifies a resumed run; empty without a folder."""
     folder: Path | None
-    """Where it is recorded."""
+    """Folder in which it is recorded, None if it is not recorded."""
     method: str
     hyper_parameters: Mapping[str, Any]
     over: tuple[Mapping[str, float], ...]
-    """The settings of a sweep, each of which is trained with every seed; one that is empty where nothing is swept."""
+    """The settings of a sweep, each trained with every seed; a single empty one without a sweep."""
     settings: RunSettings
-    """With the seeds, the clients per round and the device that are used."""
+    """Settings with resolved seeds, clients per round and device."""
     federation: str
     clients: int
     groups: tuple[str, ...]
     model: str
     done: int
-    """Rounds that were recorded before; 0 unless it is resumed."""
+    """Number of rounds recorded earlier; 0 unless resumed."""
 
     @classmethod
     def of(cls, job: Job, name: str = "", folder: Path | None = None, done: int = 0) -> Run:
@@ -75,8 +75,8 @@ class Run:
         return self.settings.seed_list
 
     def parameters(self, setting: Mapping[str, float]) -> dict[str, Any]:
-        """Everything that was set, by flat names; of a sweep, with the values of one of its settings, and without those
-        that are swept where none is given."""
+        """Return all parameters by flat names, with the values of one setting of a sweep. Swept hyper-parameters that
+        `setting` does not have are omitted."""
         settings = self.settings.to_dict()
         local = settings.pop("local")
         swept = {name for each in self.over for name in each}
@@ -95,7 +95,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A finished round of all seeds and settings. Frames are made when they are first asked for."""
+    """A finished round of all seeds and settings. Frames are made on first use."""
 
     job: Job
     step: Step
@@ -106,7 +106,7 @@ class Round:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the round, evaluation included."""
+        """Wall time of the round including evaluation."""
         return self.step.seconds
 
     @property
@@ -115,23 +115,23 @@ class Round:
 
     @property
     def evaluated(self) -> bool:
-        """Whether it brought figures: its own, or on Flower those of the round before it."""
+        """True if the round has scores: its own, or on Flower those of an earlier round."""
         return bool(self.step.scores)
 
     @property
     def logs(self) -> list[RoundLog]:
-        """What happened in each run that was asked for."""
+        """Log entry of each requested run."""
         return [log for log in self.step.logs if log.run < len(self.job.wanted)]
 
     @cached_property
     def log(self) -> pd.DataFrame:
-        """The same as lines of `Result.log`, one for each seed and setting: who replied, what the method observes."""
+        """The same as rows of `Result.log`, one per seed and setting: replies, and the method's observations."""
         return log_frame(self.job, self.logs)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """What was measured, as lines of `Result.metrics`: over all rows, by group and by client, for each seed and
-        setting; none where the round was not evaluated."""
+        """Metrics as rows of `Result.metrics`: over all rows, by group and by client, for each seed and setting; empty
+        if the round was not evaluated."""
         wanted = len(self.job.wanted)
         scores = [
             (number, run, scored)
@@ -141,7 +141,7 @@ class Round:
         return metrics_frame(scores, self.job.federation, self.job.labels, self.job.outside_metrics)
 
     def overall(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """These metrics of the latest evaluation over all test rows, for each seed and setting; quicker than
+        """Return these metrics of the latest evaluation over all test rows, for each seed and setting; faster than
         `metrics`."""
         if not self.evaluated:
             return {}
@@ -150,36 +150,36 @@ class Round:
 
 
 class Callback:
-    """Told how a run goes; derive from it, and write those of these functions that are of use.
+    """A base class for objects that follow a run. Override the methods you need.
 
-    What is raised in one of them does not end the run: it is shown once, as a warning, and nothing more is told. What
-    cannot work from the start, such as a package that is missing, is raised by the constructor, before the run starts.
+    An error raised in one of them does not end the run: it is shown once, as a warning, and the callback is disabled.
+    Problems that exist from the start, such as a missing package, should be raised by the constructor.
     """
 
     def __str__(self) -> str:
-        """What it is called in messages."""
+        """Return the callback's name for messages."""
         return type(self).__name__
 
     def run_started(self, run: Run) -> None:
-        """Before the first round, or the first after those that a resumed run has done."""
+        """Called before the first round, or a resumed run's next round."""
 
     def round_finished(self, round: Round) -> None:
-        """A round is done, and recorded where the run has a folder. A resumed run may tell a round again."""
+        """Called after a round, which is recorded if the run has a folder. A resumed run may repeat a round."""
 
     def run_finished(self, result: Result, folder: Path | None) -> None:
-        """All is done. folder: of the run, where it has one."""
+        """Called at the end. folder: the run's folder, if it has one."""
 
     def run_stopped(self, error: BaseException) -> None:
-        """It was interrupted or failed, and has no result; a run with a folder may be resumed."""
+        """Called if the run was interrupted or failed, so without a result; a run with a folder can be resumed."""
 
 
-def without_user(text: str) -> str:
-    """Addresses in the text without the user and the password before the host."""
+def remove_user(text: str) -> str:
+    """Remove user and password from addresses in the text."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 class Callbacks:
-    """Several callbacks. One that fails is told nothing more."""
+    """A dispatcher to several callbacks. One that fails is disabled."""
 
     def __init__(self, given: Iterable[Callback] = ()) -> None:
         self._on = list(given)
@@ -203,8 +203,8 @@ class Callbacks:
         self._tell("run_stopped", error)
 
     @contextmanager
-    def following(self, run: Run) -> Iterator[None]:
-        """Tell that the run starts, and if what is done inside ends with an error, that it stopped."""
+    def follow(self, run: Run) -> Iterator[None]:
+        """Notify callbacks that the run starts, and if the body raises an error, that it stopped."""
         self.run_started(run)
         try:
             yield
@@ -219,8 +219,8 @@ class Callbacks:
             except Exception as error:
                 self._on.remove(callback)
                 warnings.warn(
-                    f"{callback} is switched off, and the run goes on without it: {what} failed with "
-                    f"{type(error).__name__}: {without_user(clean(error))}",
+                    f"{callback} is disabled, and the run continues without it: {what} failed with "
+                    f"{type(error).__name__}: {remove_user(clean(error))}",
                     EquifedWarning,
                     stacklevel=3,
                 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from equifed.errors import ConfigError, EquifedError
-from equifed.registry import Registry, typed
+from equifed.registry import Registry, allow
 from equifed.tracking.callback import Callback, Callbacks
 from equifed.tracking.mlflow import MLflow
 from equifed.tracking.tensorboard import TensorBoard
@@ -25,19 +25,19 @@ REGISTRY: Registry[Any] = Registry(
     must_be="a class derived from equifed.tracking.Callback",
 )
 VARIABLE = "EQUIFED_TRACK"
-"""The environment variable that names the trackers of runs which name none."""
+"""Environment variable with the default trackers."""
 NONE = "none"
 PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
 def name_of(text: str) -> str:
-    """Return the name of a tracker without what it is given: NAME:GIVEN, module:Name, or module:Name:GIVEN."""
+    """Return the name of a tracker without its argument: NAME:ARGUMENT, module:Name, or module:Name:ARGUMENT."""
     name, _, rest = text.partition(":")
     return name if not rest or name in REGISTRY else f"{name}:{rest.partition(':')[0]}"
 
 
 def make(text: str) -> Callback:
-    """The tracker that is called so; what follows its name and a colon is given to it."""
+    """Make a tracker from its name, and an argument after a colon."""
     name = name_of(text)
     given = text.removeprefix(name).removeprefix(":")
     kind, arguments = REGISTRY[name], [given] if given else []
@@ -45,9 +45,9 @@ def make(text: str) -> Callback:
         inspect.signature(kind).bind(*arguments)
     except TypeError:
         text = (
-            f"The tracker {quoted(name)} cannot be given {quoted(given)}."
+            f"The tracker {quoted(name)} does not accept the argument {quoted(given)}."
             if given
-            else (f"The tracker {quoted(name)} must be given something: {name}:WHAT.")
+            else f"The tracker {quoted(name)} needs an argument: {name}:ARGUMENT."
         )
         raise ConfigError(text, key="track") from None
     try:
@@ -61,23 +61,23 @@ def make(text: str) -> Callback:
 
 
 def check(texts: Iterable[str]) -> None:
-    """Refuse a password, which would be written into the run's folder and its report."""
+    """Refuse passwords, which would be written to the run's folder and report."""
     for text in texts:
         if PASSWORD.search(text):
             raise ConfigError(
-                "has an address with a password, which would be kept in the run's folder. Give it by the tracker's own "
+                "has an address with a password, which would be stored in the run's folder. Set it by the tracker's "
                 "environment variables (MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_URI "
                 "for the whole address).",
                 key="track",
             )
 
 
-def asked(given: Sequence[str | Callback], received: bool = False) -> Callbacks:
-    """The callbacks that are given or named; where there are none, those that the environment names. "none": none.
-    received: they are named by a file, which may be another person's."""
+def get_callbacks(given: Sequence[str | Callback], received: bool = False) -> Callbacks:
+    """Return the given or named callbacks; by default those named by the environment. "none": no callbacks. received:
+    the names come from a file that may be another person's, so only trusted modules are imported."""
     named = given or shlex.split(os.environ.get(VARIABLE, ""))
     if not (given and received):
-        typed(*(name_of(each) for each in named if isinstance(each, str)))
+        allow(*(name_of(each) for each in named if isinstance(each, str)))
     for each in named:
         if not isinstance(each, str | Callback):
             text = f"must be callbacks, equifed.tracking.Callback, or their names, got {quoted(each)}."

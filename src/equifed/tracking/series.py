@@ -1,4 +1,4 @@
-"""What trackers draw: the values of a round by name, means over seeds."""
+"""The time series of trackers: the values of a round by name, as means over seeds."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from equifed.tracking.callback import Round
 GROUP, CLIENT = "group:", "client:"
 HAPPENED = ("sampled", "replied", "dropped", "rejected", "applied")
 KEPT = ("config.toml", "environment.json", "data.json", "result.json", "schema.json", "metrics.parquet")
-"""Files of a run's folder that are kept with it, where they are there; of folders, its model package."""
+"""Files of a run's folder that trackers store, if they exist; also the folder with its model package."""
 MODEL = "model"
 
 
 class Values(NamedTuple):
-    """Of one setting after one round."""
+    """The values of one setting after one round."""
 
     setting: Mapping[str, float]
-    """The values of what is swept; empty without a sweep."""
+    """Values of the swept hyper-parameters; empty without a sweep."""
     round: int
     values: dict[str, float]
-    """Undefined ones are left out."""
+    """Values by name, without undefined ones."""
 
 
 def values_of(round: Round) -> Iterator[Values]:
-    """What a round brought, setting by setting: `test/accuracy`, `test/group/NAME/accuracy`, `log/replied`; with
-    several seeds `test/accuracy_std` beside the mean."""
+    """Yield a round's values, setting by setting: `test/accuracy`, `test/group/NAME/accuracy`, `log/replied`; with
+    several seeds also `test/accuracy_std`."""
     swept = list(round.job.runs[0].hyper)
     found: dict[tuple[int, tuple[float, ...]], dict[str, float]] = {}
-    for key, name, value in (*_happened(round, swept), *_measured(round, swept)):
+    for key, name, value in (*_list_log_values(round, swept), *_list_metric_values(round, swept)):
         if not np.isnan(value):
             found.setdefault(key, {})[name] = value
     for (number, setting), values in sorted(found.items(), key=lambda each: each[0][0]):
@@ -49,7 +49,7 @@ Line = tuple[tuple[int, tuple[float, ...]], str, float]
 """Round and setting, name, value."""
 
 
-def _happened(round: Round, swept: list[str]) -> Iterator[Line]:
+def _list_log_values(round: Round, swept: list[str]) -> Iterator[Line]:
     log = round.log
     if not len(log):
         return
@@ -61,7 +61,7 @@ def _happened(round: Round, swept: list[str]) -> Iterator[Line]:
         yield (round.number, setting), "log/seconds", round.seconds
 
 
-def _measured(round: Round, swept: list[str]) -> Iterator[Line]:
+def _list_metric_values(round: Round, swept: list[str]) -> Iterator[Line]:
     if not round.evaluated:
         return
     frame = round.metrics
@@ -76,29 +76,29 @@ def _measured(round: Round, swept: list[str]) -> Iterator[Line]:
 
 
 def _means(frame: Any, keys: list[str]) -> Any:
-    """Over seeds."""
+    """Return means and standard deviations over seeds."""
     whole = frame.assign(all=0)
     return moments_by(whole, ["all", *keys]).reset_index()
 
 
-def named(setting: Mapping[str, float]) -> str:
-    """ "mu=0.1,clip=1.0"."""
+def name_setting(setting: Mapping[str, float]) -> str:
+    """Return a setting's name, such as "mu=0.1,clip=1.0"."""
     return ",".join(f"{name}={float(value)!r}" for name, value in setting.items())
 
 
 @contextmanager
 def artifacts(result: Result, folder: Path | None) -> Iterator[list[Path]]:
-    """What is worth keeping of a finished run: the report, and of its folder a few files and the model package."""
+    """Yield the paths of a finished run's artifacts: the report, files of its folder and the model package."""
     with TemporaryDirectory() as made:
         report = [] if result.metrics.empty else [result.to_html(Path(made) / "report.html")]
         there = [] if folder is None else [folder / name for name in (*KEPT, MODEL)]
         yield [*report, *(path for path in there if path.exists())]
 
 
-def extra(module: str, extra: str, what: str) -> Any:
-    """A module of an optional package."""
+def import_extra(module: str, extra: str, what: str) -> Any:
+    """Import a module of an optional package; raise `ConfigError` if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        text = f"{what} is not installed here ({error}). Install it with: pip install 'equifed[{extra}]'"
+        text = f"{what} is not installed ({error}). Install it with: pip install 'equifed[{extra}]'"
         raise ConfigError(text, key="track") from error

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in a folder, a folder below it for each run, and for each setting of a sweep."""
+"""TensorBoard: event files in a folder, with a subfolder per run and setting of a sweep."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from equifed.errors import ConfigError
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.results import Result
 from equifed.tracking.callback import Callback, Round, Run
-from equifed.tracking.series import extra, named, values_of
+from equifed.tracking.series import import_extra, name_setting, values_of
 
 
 class TensorBoard(Callback):
-    """Scalars of every round; look at them with `tensorboard --logdir FOLDER`."""
+    """A tracker for TensorBoard: scalars of every round. View them with `tensorboard --logdir FOLDER`."""
 
     def __init__(self, folder: str | os.PathLike[str] = "") -> None:
         if not str(folder):
             raise ConfigError("TensorBoard needs a folder: tensorboard:FOLDER.", key="track")
-        extra("tensorboard", "tensorboard", "TensorBoard")
+        import_extra("tensorboard", "tensorboard", "TensorBoard")
         self.folder = Path(folder).absolute()
-        writable_folder(self.folder, "Name another folder for TensorBoard.")
+        check_writable(self.folder, "Name another folder for TensorBoard.")
         self._writers: dict[str, Any] = {}
 
     def __str__(self) -> str:
@@ -34,8 +34,8 @@ class TensorBoard(Callback):
 
         place = self._place(run)
         for setting in run.over:
-            name = named(setting)
-            # what a resumed run repeats is taken out of what was written before
+            name = name_setting(setting)
+            # rounds that a resumed run repeats are removed from the earlier events
             writer = SummaryWriter(str(place / _plain(name) if name else place), purge_step=run.done + 1)
             self._writers[name] = writer
             if not run.done:
@@ -45,7 +45,7 @@ class TensorBoard(Callback):
     def round_finished(self, round: Round) -> None:
         for setting, number, values in values_of(round):
             for name, value in values.items():
-                self._writers[named(setting)].add_scalar(name, value, number)
+                self._writers[name_setting(setting)].add_scalar(name, value, number)
         for writer in self._writers.values():
             writer.flush()
 
@@ -61,7 +61,7 @@ class TensorBoard(Callback):
         self._writers.clear()
 
     def _place(self, run: Run) -> Path:
-        """A folder of its own; that of a run with an id is found again."""
+        """Return the run's folder: named by its id, or a new one if it has none."""
         if run.id:
             return self.folder / run.id
         number, place = 1, self.folder / _plain(run.title)

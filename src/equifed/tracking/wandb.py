@@ -1,4 +1,4 @@
-"""Weights & Biases: a W&B run for each run. Nothing is sent unless WANDB_MODE says so."""
+"""Weights & Biases: one W&B run per run. Data are sent only if WANDB_MODE is set to do so."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from equifed.results import Result
 from equifed.tracking.callback import Callback, Round, Run
-from equifed.tracking.series import artifacts, extra, named, values_of
+from equifed.tracking.series import artifacts, import_extra, name_setting, values_of
 
 PROJECT = "equifed"
 
 
 class WandB(Callback):
-    """Config, values by round and group, and at the end the report and the model package as an artifact.
+    """A tracker for W&B: config, values by round and group, finally report and model package as an artifact.
 
-    The values of a sweep's settings have the setting in front of their names.
+    In a sweep, names of values begin with the setting.
     """
 
     def __init__(self, project: str = "") -> None:
-        """project: left out: what WANDB_PROJECT says, or "equifed"."""
-        self._wandb = extra("wandb", "wandb", "Weights & Biases")
+        """project: its name. Default: WANDB_PROJECT, or "equifed"."""
+        self._wandb = import_extra("wandb", "wandb", "Weights & Biases")
         self.project = project or os.environ.get("WANDB_PROJECT") or PROJECT
         self.mode = os.environ.get("WANDB_MODE") or "offline"
         self._run: Any = None
@@ -33,12 +33,12 @@ class WandB(Callback):
         again = {"id": run.id, "resume": "allow"} if run.id else {}
         config = run.parameters({}) | ({"over": [dict(each) for each in run.over]} if run.over != ({},) else {})
         self._run = self._wandb.init(project=self.project, name=run.title, config=config, mode=self.mode, **again)
-        # a round's figures may come with a later one, and a resumed run repeats some: W&B's own count only goes up
+        # a round's scores may arrive with a later one and a resumed run repeats some, but W&B's own step only increases
         self._run.define_metric("*", step_metric="round")
 
     def round_finished(self, round: Round) -> None:
         for setting, number, values in values_of(round):
-            before = f"{named(setting)}/" if setting else ""
+            before = f"{name_setting(setting)}/" if setting else ""
             self._run.log({"round": number} | {f"{before}{name}": value for name, value in values.items()})
 
     def run_finished(self, result: Result, folder: Path | None) -> None:

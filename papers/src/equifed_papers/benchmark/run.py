@@ -15,7 +15,7 @@ import pandas as pd
 
 from equifed.config import Config, job_of, load_federations
 from equifed.errors import ConfigError
-from equifed.files import refuse_link, writable_folder
+from equifed.files import check_writable, refuse_link
 from equifed.settings import Cluster
 from equifed.store import RunFolder, Store
 from equifed.studies import Study, blocks, data_key
@@ -99,7 +99,7 @@ def carry_out(
 ) -> tuple[pd.DataFrame, list[str]]:
     """All rows that the folder has in the end, and what failed. What is there already is not run again, and what a
     process before this one had begun goes on."""
-    writable_folder(folder, "Name another one with --output.")
+    check_writable(folder, "Name another one with --output.")
     path = folder / records.ROWS
     todo, without = missing(asked, path)
     rows = records.add(path, records.table_of(without))

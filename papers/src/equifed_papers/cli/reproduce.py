@@ -19,7 +19,7 @@ from equifed.cli.options import Output, Sharing
 from equifed.cli.progress import Board, Watch
 from equifed.cli.tables import plain_table
 from equifed.errors import ConfigError, RunError
-from equifed.files import writable_folder, write_atomic
+from equifed.files import check_writable, write_atomic
 from equifed.report import write_report
 from equifed.settings import Cluster
 from equifed.signals import exit_code
@@ -71,7 +71,7 @@ def _one(name: str, request: Request, pages: Path | None, output: Output) -> Non
             known = ", ".join(f"--{each}" for each in (*options, "quick", "pages"))
             raise ConfigError(f"Experiment {name} has no --{option}. It takes {known}.", key=f"--{option}")
     if pages is not None:
-        writable_folder(pages, "Name another with --pages.")
+        check_writable(pages, "Name another with --pages.")
     store = Store(output.runs)
     store.prepare()
     file = store.root / f"{name.replace('/', '-')}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}.csv"
@@ -159,7 +159,7 @@ def _many(given: str, request: Request, record: Path | None, only_page: bool, cl
     if only_page and record is None:
         raise ConfigError("--only-page is for the page of a record: name it with --record.")
     if record is not None:
-        writable_folder(record.parent, "Name another file with --record.")
+        check_writable(record.parent, "Name another file with --record.")
     wanted = [] if only_page else pieces(names(given), request)
     rows: list[Row] = [] if record is None else read(record)
     todo = missing(wanted, rows)

@@ -6,7 +6,7 @@ from equifed.data.dataset import Dataset
 from equifed.data.sets.acs import ACS_EMPLOYMENT, ACS_HEALTH_INSURANCE, ACS_INCOME
 from equifed.data.sets.mnist import MNIST
 from equifed.data.sets.tables import read_sets
-from equifed.registry import Registry, typed
+from equifed.registry import Registry, allow
 
 _OWN_WAY = (ACS_INCOME, ACS_EMPLOYMENT, ACS_HEALTH_INSURANCE, MNIST)
 DATASETS: Registry[Dataset] = Registry(
@@ -21,7 +21,7 @@ DATASETS: Registry[Dataset] = Registry(
 
 def get_dataset(name: str) -> Dataset:
     """Return a data set by a name that the user has typed; `bank-additional` is as good as `bank_additional`."""
-    typed(name)
+    allow(name)
     return recorded_dataset(name)
 
 

@@ -1,12 +1,12 @@
-"""A silo's bundle: one archive with all that its machine needs, and nothing of anybody else's.
+"""A silo's bundle: one archive with all that its machine needs, and nothing from other silos.
 
 NAME/README.md                                     every command, for this silo
 NAME/node.sh, equifed-NAME.service                 the node: its script, and the service that keeps it running
 NAME/Dockerfile, compose.yaml, wheels/             the node in a container
-NAME/ca.crt, keys/NAME, keys/NAME.pub              by which it knows the server, and the server knows it
-NAME/app/federation.toml, app/schema.json          what it is asked to take part in
-NAME/roster.json                                   of a trial with secure sums
-NAME/data/, state/                                 empty: for the silo's rows, and for what the node remembers
+NAME/ca.crt, keys/NAME, keys/NAME.pub              to authenticate the server, and the silo to the server
+NAME/app/federation.toml, app/schema.json          the configuration that it is asked to take part in
+NAME/roster.json                                   in a trial with secure sums
+NAME/data/, state/                                 empty: for the silo's rows, and for the node's state
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from equifed.flower.deployment.folder import Folder, service_of
 from equifed.flower.deployment.installed import require_flower
 
 DATE = 315532800
-"""Of everything in an archive, so that the same files make the same bytes: 1980-01-01, which all tools take."""
+"""Timestamp of all entries, for reproducible archives: 1980-01-01, which all tools accept."""
 EMPTY = ("data", "state")
 PRIVATE = 0o700
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What was written."""
+    """A bundle that was written."""
 
     path: Path
     files: tuple[str, ...]
     key: bool
-    """Whether the silo's private key is in it."""
+    """True if the silo's private key is in it."""
 
 
 def write_bundle(folder: Folder, silo: str, path: Path, *, key: bool = True) -> Bundle:
-    """What the silo needs, as a compressed archive that only its owner can read.
+    """Write all that the silo needs to a compressed archive that only its owner can read.
 
-    key: put the silo's private key in it, if the folder has it; not where the silo has made its own.
+    key: include the silo's private key, if the folder has it. Use False if the silo has made its own key.
     """
     require_flower()
     if silo not in folder.silos():
         raise unknown_name("silo", silo, folder.silos())
     if path.exists():
-        raise ConfigError(f"{path} is there already; nothing is overwritten. Name a new file, or remove this one.")
+        raise ConfigError(f"{path} exists and is not overwritten. Name a new file, or remove this one.")
     content = _content(folder, silo, key)
     _check_paths(folder, content)
     files = tuple(sorted(content))
@@ -56,10 +56,10 @@ def write_bundle(folder: Folder, silo: str, path: Path, *, key: bool = True) -> 
 
 
 def _content(folder: Folder, silo: str, key: bool) -> dict[str, bytes]:
-    """The files by their names in the bundle."""
+    """Return the files' content by their names in the bundle."""
     own, schema = folder.for_silo(silo), str(folder.config().data.schema_)
     if not (folder.app / schema).resolve().is_relative_to(folder.app):
-        raise ConfigError(f"The schema {schema} lies outside of {folder.app}, from where it could not be shipped.")
+        raise ConfigError(f"The schema {schema} lies outside of {folder.app}, so it is not shipped. Move it there.")
     sources = {name: own / name for name in ("README.md", "node.sh", "compose.yaml", service_of(silo))}
     sources |= {
         **{name: folder.deploy / name for name in ("Dockerfile", ".dockerignore")},
@@ -77,25 +77,25 @@ def _content(folder: Folder, silo: str, key: bool) -> dict[str, bytes]:
         return {name: read_regular(file) for name, file in sources.items()}
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{error.filename} is not there, which the bundle of {silo} needs. If the folder was made by another "
-            "version of equifed, make it again with: equifed flower init"
+            f"The bundle of {silo} needs {error.filename}, which does not exist. If another version of equifed "
+            "made the folder, make it again with: equifed flower init"
         ) from error
 
 
 def _check_pair(folder: Folder, silo: str) -> None:
-    """The folder may still have the key that it was made with, although the silo has made and sent its own."""
+    """Raise if the private key does not match the public one: the silo may have made and sent its own since."""
     from equifed.flower.deployment.credentials import public_of
 
     public = folder.public_key(silo)
     if not public.is_file() or read_regular(public).split()[:2] != public_of(folder.key(silo)).split()[:2]:
         raise ConfigError(
-            f"{folder.key(silo)} is not the private key of {public.name} beside it. If {silo} has made its own key, "
-            "remove this one, or bundle with --no-key."
+            f"{folder.key(silo)} is not the private key of {public.name} in the same folder. If {silo} has made its "
+            "own key, remove this one, or bundle with --no-key."
         )
 
 
 def _check_paths(folder: Folder, content: dict[str, bytes]) -> None:
-    """What is on this machine, and where, is nobody else's business; and a silo could do nothing with it."""
+    """Raise if a file names a path of this machine, which is private and useless to the silo."""
     data = folder.config().data
     files = data.files.values() if isinstance(data.files, dict) else data.files or ()
     named = [place for place in (*files, data.validation_file) if place and Path(place).is_absolute()]
@@ -104,13 +104,13 @@ def _check_paths(folder: Folder, content: dict[str, bytes]) -> None:
         for place in places:
             if not name.startswith("wheels/") and place.encode() in text:
                 raise ConfigError(
-                    f"{name} names {place}, a path of this machine, and would travel to the silo. Write it as seen "
-                    "from the folder app/, such as ../data/NAME.parquet."
+                    f"{name} names {place}, a path of this machine, and would be sent to the silo. Write it "
+                    "relative to the folder app/, such as ../data/NAME.parquet."
                 )
 
 
 def _archive(silo: str, content: dict[str, bytes]) -> bytes:
-    """The same bytes for the same files: in order, of one date, of nobody."""
+    """Build a reproducible archive: sorted entries, fixed timestamp, no owner."""
     folders = {silo, *(f"{silo}/{name}" for name in (*EMPTY, "wheels", "keys"))}
     files = {f"{silo}/{name}": data for name, data in content.items()}
     folders |= {str(Path(name).parent) for name in files}
@@ -129,5 +129,5 @@ def _archive(silo: str, content: dict[str, bytes]) -> bytes:
 
 
 def _mode(name: str) -> int:
-    """Only the key is a secret; the folders are for their owner alone anyway."""
+    """Return a file's mode: only the key is secret, and all folders are readable by their owner only."""
     return 0o600 if "/keys/" in name else 0o644

@@ -1,7 +1,7 @@
-"""Whether a silo's clock is near enough to the server's.
+"""Compare a silo's clock with the server's.
 
-A node signs each request with its time, and Flower refuses signatures that are dated ahead of the server's clock, or
-long before it. A node that is refused for this ends without a word of the reason.
+A node signs each request with its time, and Flower refuses signatures dated ahead of the server's clock or long before
+it. A node that is refused for this ends without reporting the reason.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from equifed.errors import ConfigError, RunError
 
 PATIENCE = 10.0
-"""Seconds that the server has to answer."""
+"""Seconds to wait for the server's answer."""
 LOOKS = 4
-"""Answers that are looked at, within a second."""
+"""Number of answers to compare, within a second."""
 NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a clock that is years off would find the server's certificate invalid."""
 
@@ -27,7 +27,7 @@ def seconds_ahead(address: str, port: int, authority: Path) -> float:
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except OSError as error:
-        raise ConfigError(f"{authority} is not a certificate that can be read: {error.strerror}.") from error
+        raise ConfigError(f"The certificate {authority} cannot be read: {error.strerror}.") from error
     context.verify_flags |= NO_CHECK_TIME
     connection = http.client.HTTPSConnection(address, port, timeout=PATIENCE, context=context)
     found = []
@@ -35,7 +35,7 @@ def seconds_ahead(address: str, port: int, authority: Path) -> float:
         for _ in range(LOOKS):
             connection.connect()
             sent = time.time()
-            connection.request("GET", "/v1/fleet/")  # what a proxy passes on; any answer has a date
+            connection.request("GET", "/v1/fleet/")  # a path that proxies pass on; any answer has a date
             date = connection.getresponse().getheader("Date")
             if date is None:
                 raise ValueError("its answer has no date")
@@ -47,11 +47,11 @@ def seconds_ahead(address: str, port: int, authority: Path) -> float:
         raise RunError(f"This clock could not be compared with that of {address}:{port}: {why}.") from error
     finally:
         connection.close()
-    return min(found) - 0.5  # a date leaves out the fraction of its second, and some servers keep it for another one
+    return min(found) - 0.5  # a date has no fraction of a second, and some servers reuse it for another second
 
 
-def complaint(ahead: float) -> str:
-    """Return what is wrong with a clock that is this many seconds ahead of the server's; empty if nothing is."""
+def describe_offset(ahead: float) -> str:
+    """Return the problem with a clock that is `ahead` seconds ahead of the server's; empty if there is none."""
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
     early, late = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE

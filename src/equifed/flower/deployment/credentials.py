@@ -1,6 +1,6 @@
-"""Keys and certificates: an authority and the server's certificate for TLS, a key pair per silo to know it by.
+"""Keys and certificates: an authority and the server's certificate for TLS, and a key pair to authenticate each silo.
 
-Flower brings the package `cryptography`, so this is imported where Flower is known to be installed.
+The package `cryptography` comes with Flower, so this module is imported only after checking that Flower is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AUTHORITY = "equifed federation"
 
 
 def write_certificates(folder: Path, address: str) -> datetime:
-    """ca.crt, ca.key, server.crt and server.key for a server at `address` and on its own machine; when they end."""
+    """Write ca.crt, ca.key, server.crt and server.key for a server at `address` and localhost; return their expiry."""
     end = datetime.now(UTC) + VALIDITY
     ca, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     names = [_alternative(name) for name in dict.fromkeys((address, *LOOPBACK))]
@@ -59,7 +59,7 @@ def _certificate(
     uses = (not authority, False, False, False, False, authority, authority, False, False)
     return (
         x509.CertificateBuilder(issuer, issued, key.public_key(), x509.random_serial_number())
-        .not_valid_before(end - VALIDITY - timedelta(hours=1))  # another machine's clock may be late
+        .not_valid_before(end - VALIDITY - timedelta(hours=1))  # another machine's clock may be behind
         .not_valid_after(end)
         .add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
         .add_extension(x509.KeyUsage(*uses), critical=True)
@@ -75,7 +75,7 @@ def _alternative(address: str) -> x509.GeneralName:
 
 
 def write_key_pair(folder: Path, name: str) -> None:
-    """NAME and NAME.pub: an ECDSA key on P-384 in OpenSSH's form, as Flower's node authentication wants it."""
+    """Write NAME and NAME.pub: an ECDSA key on P-384 in OpenSSH's form, as Flower's node authentication requires."""
     key = ec.generate_private_key(ec.SECP384R1())
     folder.mkdir(mode=0o700, exist_ok=True)
     _write_private(folder / name, key, PrivateFormat.OpenSSH)
@@ -83,15 +83,15 @@ def write_key_pair(folder: Path, name: str) -> None:
 
 
 def public_of(private: Path) -> bytes:
-    """The public key that belongs to a silo's private one: its kind and its numbers, as in NAME.pub."""
+    """Return the public key of a silo's private key: its type and value, as in NAME.pub."""
     try:
         key = load_ssh_private_key(private.read_bytes(), None)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{private} is no private key in OpenSSH's form without a password ({error}).") from error
+        raise ConfigError(f"{private} is not a private key in OpenSSH's form without a password ({error}).") from error
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> None:
-    """A new file that nobody else can read, from its first moment on."""
+    """Create a file that only its owner can ever read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(key.private_bytes(Encoding.PEM, form, NoEncryption()))

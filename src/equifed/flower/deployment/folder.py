@@ -1,14 +1,14 @@
-"""The folder of a federation: the app that travels to every silo, and beside it what must not.
+"""The folder of a federation: the app, which is sent to every silo, and all other files, which must not be.
 
 README.md                     every command, for the server's machine and for each silo's
-app/                          what `flwr run` ships to the nodes: pyproject.toml, app.py, federation.toml, schema.json
+app/                          shipped to the nodes by `flwr run`: pyproject.toml, app.py, federation.toml, schema.json
 certificates/                 of the server, and of the authority that signed it
 keys/NAME, NAME.pub           a silo's key pair
-roster.json                   of a trial with secure sums: the silos' public keys, which they else collect themselves
-flwr/config.toml              where the SuperLink is; FLWR_HOME of the server's machine
+roster.json                   in a trial with secure sums: the silos' public keys, otherwise collected by the silos
+flwr/config.toml              the SuperLink's address; FLWR_HOME of the server's machine
 deploy/                       scripts, services and container files: server/ for the server, silos/NAME/ for a silo
-data/                         of a trial: one file per silo, and the server's validation rows
-runs/ logs/ local/            made later: results, the programs' logs, memory of what runs on this machine
+data/                         in a trial: one file per silo, and the server's validation rows
+runs/ logs/ local/            made later: results, the programs' logs, state of programs on this machine
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ import numpy as np
 from equifed.config import Config, load_config
 from equifed.data import Schema, get_dataset
 from equifed.errors import ConfigError, check_number
-from equifed.files import writable_folder
+from equifed.files import check_writable
 from equifed.flower.deployment.installed import require_flower
-from equifed.methods import make, summing
+from equifed.methods import make, summable_names
 from equifed.secure import FEWEST, threshold
 from equifed.settings import Local
 from equifed.task import label_kind
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from equifed.protocol import Method
 
 NAME = "federation"
-"""Of the SuperLink in Flower's config.toml."""
+"""Name of the SuperLink in Flower's config.toml."""
 SILOS = ("hospital-a", "hospital-b", "hospital-c")
 METHOD = "fedavg-gr"
 ROUNDS = 5
@@ -57,26 +57,26 @@ ADDRESS = LOOPBACK[0]
 PORT = 8000
 VALIDATION = "validation"
 VALIDATION_SHARE = 0.2
-"""Of the trial's rows, which the server gets where the method needs rows of its own."""
+"""Share of the trial's rows that the server gets if the method needs validation rows."""
 HOME = "EQUIFED_FEDERATION"
-"""The environment variable by which the server's app, which is shipped and knows no path, finds this folder."""
+"""Environment variable by which the server's app finds this folder, since a shipped app contains no paths."""
 README = "README.md.j2"
 SILO = "silo/"
-"""Templates of what each silo gets, in `deploy/silos/NAME`."""
+"""Prefix of the templates of each silo's files, in `deploy/silos/NAME`."""
 SERVICE = "service.j2"
 SILO_PORT = 9094
-"""Of the first silo's node, on its own machine; the others' follow, so that all can be on one."""
+"""Port of the first silo's node on its machine; the other silos' follow, so that all nodes can share a machine."""
 PLACE = "/srv/equifed"
-"""Where a silo's service expects its folder, unless that is changed."""
+"""Default folder of a silo's service."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""By which Flower's programs ask nothing of the network."""
+"""Settings that stop Flower's programs from contacting the network."""
 HOST_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 SEED = 0
-"""By which the trial's rows are dealt to the silos."""
+"""Seed for distributing the trial's rows among the silos."""
 
 
 class Folder:
-    """A federation's folder, and where things lie in it."""
+    """A federation's folder and the paths of its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,13 +87,13 @@ class Folder:
         self.deploy = path / "deploy"
         self.superlink_script = self.deploy / "server" / "superlink.sh"
         self.wheels = self.deploy / "wheels"
-        """Packages for the containers, where no index has them."""
+        """Packages for the containers that are not on a package index."""
         self.home = path / "flwr"
         """FLWR_HOME of the server's machine."""
 
     @classmethod
     def of(cls, path: Path) -> Folder:
-        """The folder, if it is one."""
+        """Return the folder; raise if it does not hold a federation."""
         folder = cls(path.resolve())
         if not folder.federation.is_file():
             raise ConfigError(f"{path} is not the folder of a federation. Make one with: equifed flower init {path}")
@@ -106,12 +106,12 @@ class Folder:
         return self.path / "keys" / f"{silo}.pub"
 
     def for_silo(self, silo: str) -> Path:
-        """What the silo needs besides certificate and key."""
+        """Return the folder of the silo's files other than certificate and key."""
         return self.deploy / "silos" / silo
 
     @property
     def roster(self) -> Path | None:
-        """The list of the silos' public keys, where the folder has one."""
+        """The file with the silos' public keys, if the folder has one."""
         file = self.path / "roster.json"
         return file if file.is_file() else None
 
@@ -119,17 +119,17 @@ class Folder:
         return self.config().paths()[silo].resolve()
 
     def validation(self) -> Path | None:
-        """The server's own rows, where the method needs them."""
+        """Return the file with the server's validation rows, if there is one."""
         file = self.config().data.validation_file
         return None if file is None else (self.app / file).resolve()
 
-    def lacking(self) -> dict[Path, str]:
-        """What the folder does not hold and all programs on one machine would need, and what each file would be."""
+    def list_missing(self) -> dict[Path, str]:
+        """Return the missing files that running all programs on one machine needs, with a description of each."""
         needed = {self.data(silo): f"rows of {silo}" for silo in self.silos()}
         needed |= {self.key(silo): f"key of {silo}" for silo in self.silos()}
         needed |= {self.public_key(silo): f"public key of {silo}" for silo in self.silos()}
         if validation := self.validation():
-            needed[validation] = "the server's own rows"
+            needed[validation] = "validation rows of the server"
         return {file: what for file, what in needed.items() if not file.is_file()}
 
     def silos(self) -> list[str]:
@@ -139,7 +139,7 @@ class Folder:
         return load_config(self.federation)
 
     def superlink(self) -> tuple[str, int]:
-        """Where the SuperLink listens for commands, by Flower's config.toml."""
+        """Return host and port of the SuperLink's control address, from Flower's config.toml."""
         file = self.home / "config.toml"
         try:
             host, _, port = tomllib.loads(file.read_text(encoding="utf-8"))["superlink"][NAME]["address"].rpartition(
@@ -147,7 +147,7 @@ class Folder:
             )
             return host, int(port)
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"{file} does not say where the SuperLink {NAME!r} is ({error!r}).") from None
+            raise ConfigError(f"{file} has no valid address of the SuperLink {NAME!r} ({error!r}).") from None
 
 
 def create(
@@ -162,8 +162,8 @@ def create(
     suffix: str = ".parquet",
     secure: bool = False,
 ) -> Folder:
-    """A new folder. Without a schema it is a trial: COMPAS, dealt to the silos at random. suffix: of the silos' files.
-    secure: replies are summed so that nobody sees a single one."""
+    """Create a federation's folder. Without a schema it is a trial: COMPAS, distributed among the silos at random.
+    suffix: that of the silos' files. secure: use secure sums, which hide single replies from the server."""
     require_flower()
     target = path.resolve()
     _check_place(target)
@@ -217,32 +217,32 @@ def create(
         Folder(draft).wheels.mkdir(parents=True)
         for name in sorted(
             _templates().list_templates(filter_func=_is_file), key=README.__eq__
-        ):  # which may have the app's digest
+        ):  # README last: it may contain the app's digest
             if name.startswith(SILO):
                 for silo in silos:
-                    _write(Folder(draft).for_silo(silo) / _name_for(silo, name), render(name, words | {"silo": silo}))
+                    _write(Folder(draft).for_silo(silo) / _name_file(silo, name), render(name, words | {"silo": silo}))
             else:
                 _write(draft / name.removesuffix(".j2"), render(name, words))
     return Folder(target)
 
 
 def _is_file(template: str) -> bool:
-    """Or else a part of several."""
+    """Return True if a template makes a file; others are included in several."""
     return not template.startswith("_")
 
 
-def _name_for(silo: str, template: str) -> str:
+def _name_file(silo: str, template: str) -> str:
     name = template.removeprefix(SILO)
     return service_of(silo) if name == SERVICE else name.removesuffix(".j2")
 
 
 def service_of(silo: str) -> str:
-    """The unit of a silo's node, by which its system knows it."""
+    """Return the name of the systemd unit of a silo's node."""
     return f"equifed-{silo}.service"
 
 
 def _owner(path: Path) -> str:
-    """Whose it is: a name, or where the system has none for it a number."""
+    """Return the owner's name, or the user id if the system has no name for it."""
     try:
         return path.owner()
     except (KeyError, NotImplementedError):
@@ -255,22 +255,22 @@ def _write(file: Path, text: str) -> None:
 
 
 def render(template: str, words: Mapping[str, Any]) -> str:
-    """A file of the folder from its template, which has the same name and `.j2`."""
+    """Render a file of the folder from its template, which has the same name and `.j2`."""
     return _templates().get_template(template).render(words)
 
 
-def installing() -> str:
-    """The command by which a machine gets what this one has."""
+def install_command() -> str:
+    """Return the command that installs this version of equifed on another machine."""
     return f"pip install 'equifed[flower]=={version('equifed')}'"
 
 
 def node_config(
     silo: str, data: Path | str, state: Path | str, key: Path | str = "", roster: Path | str | None = "", app: str = ""
 ) -> str:
-    """A SuperNode's --node-config; with the node's `key` it takes part in secure sums only."""
-    said = {"client-id": silo, "data": data, "state": state, "key": key, "roster": roster, "app": app}
+    """Return a SuperNode's --node-config; with the node's `key` it takes part in secure sums only."""
+    values = {"client-id": silo, "data": data, "state": state, "key": key, "roster": roster, "app": app}
     secure = ["secure=true"] if key else []
-    return " ".join([*(f'{name}="{value}"' for name, value in said.items() if value), *secure])
+    return " ".join([*(f'{name}="{value}"' for name, value in values.items() if value), *secure])
 
 
 def _digest(folder: Folder) -> str:
@@ -283,7 +283,7 @@ def _digest(folder: Folder) -> str:
 
 
 def _trial(silos: Sequence[str], method: Method) -> tuple[dict[str, pd.DataFrame], Schema]:
-    """COMPAS as FAIR-FATE read it: its own columns and values, dealt at random, and their schema."""
+    """Return COMPAS with FAIR-FATE's columns and values, split among the silos at random, and its schema."""
     dataset = get_dataset("compas")
     preset = dataset.preset("fair-fate")
     frame, _ = dataset.table(preset)
@@ -307,21 +307,21 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # none of them is HTML
+        autoescape=False,  # the templates are not HTML
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     environment.filters["expanding"] = lambda value: '"' + str(value).replace('"', '\\"') + '"'  # $NAME is replaced
     environment.filters["toml"] = lambda value: json.dumps(str(value), ensure_ascii=False)
     environment.filters["yaml"] = lambda value: json.dumps(str(value), ensure_ascii=False).replace("$", "$$")
     environment.filters["unit"] = lambda value: str(value).replace("%", "%%")
-    environment.globals.update(node_config=node_config, service_of=service_of, install=installing(), quiet=QUIET)
+    environment.globals.update(node_config=node_config, service_of=service_of, install=install_command(), quiet=QUIET)
     return environment
 
 
 @contextmanager
 def _in_one_step(target: Path) -> Iterator[Path]:
-    """A draft beside the target that takes its place at the end, or leaves nothing behind."""
-    writable_folder(target.parent, "Name another folder.")
+    """Yield a draft folder that replaces the target at the end, or is removed on an error."""
+    check_writable(target.parent, "Name another folder.")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         draft = Path(beside) / target.name
         draft.mkdir(mode=0o700)
@@ -332,11 +332,11 @@ def _in_one_step(target: Path) -> Iterator[Path]:
 def _check_place(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         what = "is not empty" if target.is_dir() else "is a file"
-        raise ConfigError(f"{target} {what}; nothing is overwritten. Name a new folder, or remove this one.")
+        raise ConfigError(f"{target} {what} and is not overwritten. Name a new folder, or remove this one.")
     if re.search(r"[\"'\\\x00-\x1f\x7f\ud800-\udfff]", str(target)):
         raise ConfigError(
-            f"{quoted(str(target), MOST)} holds a quote, a backslash, a control character or a byte that is no text, "
-            "which Flower cannot take."
+            f"The path {quoted(str(target), MOST)} holds a quote, a backslash, a control character or a byte that is "
+            "not text, which Flower does not accept. Choose another folder."
         )
 
 
@@ -344,15 +344,15 @@ def _check_silos(silos: Sequence[str]) -> None:
     for name in silos:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
             raise ConfigError(
-                f"--silos: {name!r} is no good name for a silo, whose files are called by it. Use up to 63 letters, "
-                "digits, dashes and underscores, beginning with a letter or digit."
+                f"--silos: {name!r} cannot name a silo's files. Use up to 63 letters, digits, dashes and underscores, "
+                "beginning with a letter or digit."
             )
     lower = [name.lower() for name in silos]
     twice = [name for name in silos if lower.count(name.lower()) > 1]
     if twice:
-        raise ConfigError(f"--silos: {' and '.join(twice)} have the same name (large and small letters are alike).")
+        raise ConfigError(f"--silos: {' and '.join(twice)} are the same name (case is ignored). Rename one.")
     for name in {VALIDATION, "superlink"} & set(lower):
-        raise ConfigError(f"--silos: {name!r} is the name of a file of the server. Choose another.")
+        raise ConfigError(f"--silos: {name!r} names a file of the server. Choose another name.")
     if len(silos) < 2:
         raise ConfigError("--silos: a federation needs at least two silos, e.g. --silos hospital-a,hospital-b.")
 
@@ -360,35 +360,35 @@ def _check_silos(silos: Sequence[str]) -> None:
 def _check_address(address: str, port: int) -> None:
     check_number("--port", port, whole=True, low=1, high=65535)
     labels = address.split(".")
-    numbers = labels[-1].isdigit()  # no host name ends like this, so it is meant as an IP address
+    numbers = labels[-1].isdigit()  # host names do not end like this, so it is meant as an IP address
     try:
         fits = bool(int(ipaddress.IPv4Address(address))) if numbers else all(map(HOST_LABEL.fullmatch, labels))
     except ValueError:
         fits = False
     if not fits or len(address) > 253:
         raise ConfigError(
-            f"--address {address!r} is neither a host name nor an IPv4 address. Give the one by which the silos reach "
-            "the server, without a port, e.g. federation.example.org."
+            f"--address {address!r} is neither a host name nor an IPv4 address. Give the address at which the silos "
+            "reach the server, without a port, e.g. federation.example.org."
         )
 
 
 def _check_secure(method: Method, silos: Sequence[str]) -> None:
     if len(silos) < FEWEST:
         raise ConfigError(
-            f"--secure: a sum over fewer than {FEWEST} silos hides nobody, and {len(silos)} are named. Name more with "
-            "--silos, or leave --secure out."
+            f"--secure: secure sums need at least {FEWEST} silos, got {len(silos)}: a smaller sum would disclose "
+            "replies. Name more silos with --silos, or omit --secure."
         )
     if method.summed is None:
         raise ConfigError(
-            f"--secure hides each silo's reply, which {method.name} needs. Methods that work with it: "
-            f"{', '.join(summing())}."
+            f"--secure hides each silo's reply, which {method.name} needs. Methods that work with secure sums: "
+            f"{', '.join(summable_names())}."
         )
 
 
 def _check_method(method: Method, schema: Schema) -> None:
     if method.pooled:
         raise ConfigError(
-            f"{method.name} trains on the rows of all clients in one place, which a federation does not have. "
+            f"{method.name} trains on the rows of all clients in one place, which a federation cannot do. "
             "Choose another with --method; `equifed methods` lists them."
         )
     labels = label_kind(schema.task, len(schema.classes))

@@ -1,4 +1,4 @@
-"""Whether Flower is here. It is an extra, so every command that needs it asks first."""
+"""Check that Flower, an optional extra, is installed. Every command that needs it calls this first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equifed.errors import ConfigError
 
-MISSING = "Flower is not installed here. Install it with: pip install 'equifed[flower]'"
+MISSING = "Flower is not installed. Install it with: pip install 'equifed[flower]'"
 
 
 def require_flower() -> None:
@@ -17,12 +17,12 @@ def require_flower() -> None:
 
 
 def programs() -> Path:
-    """The folder of Flower's programs: they belong to the interpreter that runs this, whatever PATH says."""
+    """Return the folder of Flower's programs: that of the running interpreter, regardless of PATH."""
     require_flower()
     folder = Path(sys.executable).parent
     if not (folder / "flower-superlink").is_file():
         raise ConfigError(
-            f"Flower's programs (flower-superlink, flower-supernode, flwr) are not in {folder}, beside this Python. "
+            f"Flower's programs (flower-superlink, flower-supernode, flwr) are not in this Python's {folder}. "
             "Install Flower into this environment: pip install 'equifed[flower]'"
         )
     return folder

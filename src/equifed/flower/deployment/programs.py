@@ -1,4 +1,4 @@
-"""Flower's programs: starting a run on a SuperLink, and a whole federation on this machine, over TLS, for a trial."""
+"""Start Flower's programs: a run on a SuperLink, or a trial federation on this machine, over TLS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from equifed.errors import RunError
-from equifed.files import private_folder
+from equifed.files import make_private_folder
 from equifed.flower.deployment.folder import HOME, LOOPBACK, NAME, QUIET, Folder, node_config, render
 from equifed.flower.deployment.installed import programs
 from equifed.flower.deployment.processes import GRACE, Processes
@@ -18,14 +18,14 @@ from equifed.store.locks import lock_at, take
 
 HOST = LOOPBACK[0]
 READY = 60.0
-"""Seconds within which a program must have started, or a command be done."""
+"""Seconds in which a program must have started, or a command must have finished."""
 PAUSE = 0.1
 RESTART = 'until "$@"; do sleep 5; done'
-"""A node that has crashed comes back; the SuperLink refuses it for up to a minute, while it takes the old for alive."""
+"""Script that restarts a crashed node; the SuperLink refuses it for up to a minute, until it deems the old one dead."""
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What Flower's programs need: each other on the PATH, a home of their own, and nothing from the network."""
+    """Return the environment of Flower's programs: PATH, a separate FLWR_HOME, and no network access but loopback."""
     direct = ",".join((*LOOPBACK, *filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")])))
     return {
         "PATH": os.pathsep.join([str(programs()), os.environ.get("PATH", os.defpath)]),
@@ -38,7 +38,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class SubmittedRun(Processes):
-    """A run on a SuperLink: `flwr run`, which shows the server's output until the run ends."""
+    """A run on a SuperLink by `flwr run`, which shows the server's output until the run ends."""
 
     def __init__(self, folder: Folder, home: Path | None = None, mark: str | None = None) -> None:
         super().__init__(folder.logs, mark)
@@ -46,7 +46,7 @@ class SubmittedRun(Processes):
         self.home = home or folder.home
 
     def run(self, run_id: str) -> None:
-        """Start it under this id, or go on with the run of that id."""
+        """Start a run with this id, or resume it."""
         self._flwr(run_id, "run", self.folder.app, NAME, "--stream", "--run-config", f'run="{run_id}"')
 
     def _flwr(self, name: str, *words: str | Path) -> None:
@@ -54,11 +54,11 @@ class SubmittedRun(Processes):
 
 
 class LocalFederation(SubmittedRun):
-    """SuperLink and SuperNodes of a federation on this machine, on free ports of the loopback interface.
+    """The SuperLink and SuperNodes of a federation on this machine, on free ports of the loopback interface.
 
-    TLS and node authentication as between machines. What the programs keep lies in the folder's `local/`: the
-    SuperLink's database with the registered keys, and for each node its own home (nodes that share one would read an
-    app while another is still unpacking it) and the silo's memory of its runs.
+    TLS and node authentication work as between machines. The programs' files are in the folder's `local/`: the
+    SuperLink's database with the registered keys, and for each node a separate home (nodes that share one would read
+    an app while another is still unpacking it) and the silo's state.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -70,10 +70,10 @@ class LocalFederation(SubmittedRun):
         self._ports = dict(zip(self.silos, ports, strict=True))
 
     def __enter__(self) -> Self:
-        private_folder(self._own)
+        make_private_folder(self._own)
         if not take(self._lock):
             raise RunError(f"The federation in {self.folder.path} is already running on this machine.")
-        self._end(GRACE)  # what a command has left behind that was killed itself
+        self._end(GRACE)  # programs left behind by a killed command
         return super().__enter__()
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ class LocalFederation(SubmittedRun):
         self._lock.release()
 
     def start_all(self) -> None:
-        """Start everything, the SuperLink without its database, in which killed nodes would look alive for a minute."""
+        """Start all programs, the SuperLink without its old database, where killed nodes seem alive for a minute."""
         for file in self.home.glob("superlink.db*"):
             file.unlink()
         self.start_superlink()
@@ -90,7 +90,7 @@ class LocalFederation(SubmittedRun):
             self.start_silo(silo)
 
     def start_superlink(self) -> None:
-        private_folder(self.home)
+        make_private_folder(self.home)
         words = {"folder": self.folder, "port": self.port}
         (self.home / "config.toml").write_text(render("flwr/config.toml.j2", words), encoding="utf-8")
         certificates = self.folder.certificates
@@ -106,13 +106,13 @@ class LocalFederation(SubmittedRun):
             self.folder.path,
         )
         end = time.monotonic() + READY
-        while not listens(HOST, self.port):
+        while not is_listening(HOST, self.port):
             if self.ended("superlink") is not None or time.monotonic() > end:
                 raise RunError(f"The SuperLink did not start.\n{self.tail('superlink')}")
             time.sleep(PAUSE)
 
     def register(self) -> None:
-        """Make the silos' public keys known to the SuperLink, which keeps them; those that it has are skipped."""
+        """Register the silos' public keys with the SuperLink, which stores them; known keys are skipped."""
         for silo in self.silos:
             name = f"register-{silo}"
             self._flwr(name, "supernode", "register", self.folder.public_key(silo), NAME)
@@ -121,7 +121,7 @@ class LocalFederation(SubmittedRun):
 
     def start_silo(self, silo: str) -> None:
         own = self._own / "nodes" / silo
-        private_folder(own)
+        make_private_folder(own)
         signing = (self.folder.key(silo), self.folder.roster) if self.folder.config().run.secure else ()
         self.start(
             silo,
@@ -137,7 +137,7 @@ class LocalFederation(SubmittedRun):
         )
 
 
-def listens(host: str, port: int) -> bool:
+def is_listening(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=1):
             return True
@@ -146,7 +146,7 @@ def listens(host: str, port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody uses now."""
+    """Return `count` different ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for opened in sockets:

@@ -1,7 +1,7 @@
-"""The client app: which of the server's messages a silo answers, and by what.
+"""The client app: a silo's answer to each of the server's messages.
 
-A phase of the method is answered in four steps: the request is checked, the silo's rows are worked on, the answer is
-put together, plain or masked, and the silo remembers its state.
+A phase of the method is answered in four steps: check the request, work on the silo's rows, make the answer, plain or
+masked, and store the silo's state.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from equifed.words import quoted
 
 
 def load_app(path: str | Path) -> ClientApp:
-    """The app of every silo in the federation that this configuration describes. Where it cannot be read, say because
-    the method's module is not installed at the silo, joining is refused with the reason."""
+    """Return the app of every silo in the federation described by a configuration file. If the file cannot be read, for
+    example because the method's module is not installed at the silo, the app refuses to join with the reason."""
     try:
         return SiloApp(Setting.load(path))
     except EquifedError as error:
@@ -62,21 +62,21 @@ class SiloApp(ClientApp):
     # -- the answers ---------------------------------------------------------------------------------------------------
 
     def _join(self, message: Message, context: Context) -> RecordDict:
-        """Say who is here: with the silo's sizes and sums, or, where sums are secure, with its key alone."""
+        """Answer with the silo's name, sizes and sums, or with secure sums only with its name and key."""
         checks.check_same_app(self.setting, message)
         request = self._read(message, context)
         checks.check_same_rows(request)
         return masked.show_key(request) if self.setting.secure else plain.introduce(request.silo)
 
     def _introduce(self, message: Message, context: Context) -> RecordDict:
-        """Say how many rows the silo has, and their sums, masked."""
+        """Answer with the silo's number of rows and their sums, masked."""
         request = self._read(message, context)
         return masked.introduce(request, checks.check_joining(request))
 
     def _work(
         self, message: Message, context: Context, stage: Stage = "final", position: int | None = None
     ) -> RecordDict:
-        """Carry out a phase, evaluate, or both, as the server asks; without a position, evaluate and no more."""
+        """Carry out a phase, evaluate, or both, as requested; without a position, only evaluate."""
         request = self._read(message, context, stage, position)
         silo, phase = request.silo, request.phase
         masking = checks.check_exchange(request) if self.setting.secure else None
@@ -96,7 +96,7 @@ class SiloApp(ClientApp):
             request.memory.keep(request.number, state, {request.origin, request.kept})
         return content
 
-    # -- what they begin with ------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _read(self, message: Message, context: Context, stage: Stage = "final", position: int | None = None) -> Request:
         checks.check_agreed(self.setting, context)
@@ -106,7 +106,7 @@ class SiloApp(ClientApp):
         return Request(message, context, asked, silo, memory, stage, position)
 
     def _open(self, message: Message, context: Context) -> OpenSilo:
-        """The silo with its rows, which are read once for all messages of one process."""
+        """Return the silo with its rows, which are read once for all messages of a process."""
         setting = self.setting
         name, file = _name_and_file(setting, context)
         scaling = read_scaling(message, len(setting.scaled))
@@ -115,13 +115,13 @@ class SiloApp(ClientApp):
         key = (name, file, changed, scaling and scaling[0].tobytes(), min_count)
         if key not in self._silos:
             for other in [other for other in self._silos if other[0] == name]:
-                del self._silos[other]  # the rows are read once more, not kept once more
+                del self._silos[other]  # keep only one copy of the rows in memory
             try:
                 self._silos[key] = OpenSilo.open(setting, name, file, scaling, min_count)
             except RowError as error:
                 if not setting.secure:
                     raise
-                raise RowError(error.text, column=error.column) from error  # a row's number says how many there are
+                raise RowError(error.text, column=error.column) from error  # a row's number would disclose their number
         return self._silos[key]
 
 

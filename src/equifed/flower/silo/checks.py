@@ -1,8 +1,8 @@
-"""What a silo refuses, whatever the server asks, before any work is done on it.
+"""The checks by which a silo refuses requests, before any work is done.
 
-In a plain federation a silo answers whoever has the same app; what its answers may disclose is settled there. Where
-sums are secure, a single silo's part in a sum must not follow from several of them. So every exchange is one that the
-run has, with the silos that the run has in it, once, and what a silo is sent in it never changes.
+In a plain federation a silo answers every server with the same app, which defines what answers may disclose. With
+secure sums, a single silo's part in a sum must not follow from several sums. So a silo answers only exchanges of the
+run's configuration, with the run's silos, once, and always for the same content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from equifed.words import quoted
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A message to a silo: what the server says that it is about, which is not believed, and who is asked."""
+    """A message to a silo, with the server's claims about it, which are not trusted, and the silo."""
 
     message: Message
     context: Context
@@ -39,11 +39,11 @@ class Request:
     memory: Memory
     stage: Stage
     position: int | None
-    """Of the phase in its stage; None where no phase is asked for."""
+    """Position of the phase in its stage; None if no phase is requested."""
 
     @property
     def phase(self) -> Phase | None:
-        """The job's phase: what leaves the silo has gone through the channel."""
+        """The job's phase, whose replies pass the channel before they leave the silo."""
         return None if self.position is None else self.silo.job.phases(self.stage)[self.position]
 
     @property
@@ -52,7 +52,7 @@ class Request:
 
     @property
     def number(self) -> int:
-        """The exchange's number."""
+        """Number of the exchange."""
         return int(self.asked["exchange"])
 
     @property
@@ -61,39 +61,39 @@ class Request:
 
     @property
     def evaluates(self) -> bool:
-        """Whether an evaluation is asked for."""
+        """True if an evaluation is requested."""
         return bool(self.asked["evaluate"])
 
     @property
     def origin(self) -> int:
-        """The exchange from whose state the silo is to go on."""
+        """Number of the exchange from whose state the silo continues."""
         return int(self.asked["from"])
 
     @property
     def kept(self) -> int:
-        """An exchange whose state the silo is to keep."""
+        """Number of an exchange with a state that the silo must keep."""
         return int(self.asked["keep"])
 
 
 class Masking(NamedTuple):
-    """An exchange that the silo may mask its numbers for."""
+    """An exchange for which the silo may mask its numbers."""
 
     secrets: Silo
     exchange: Exchange
     sent: bytes
-    """The digest of what all silos were sent alike."""
+    """Digest of the content that is the same for all silos."""
 
 
 # -- in every federation -----------------------------------------------------------------------------------------------
 
 
 def check_agreed(setting: Setting, context: Context) -> None:
-    """Check the app's configuration, which comes from the server, by what the silo's operator has set for its node."""
+    """Check the app's configuration, which comes from the server, against the settings of the silo's operator."""
     hides = [key for key in ("secure", "key", "roster") if context.node_config.get(key)]
     if hides and not setting.secure:
         raise ConfigError(
             f"the node takes part in secure sums only ({hides[0]} in its --node-config), and the app's configuration "
-            "has none: secure = true is missing in its section [run]."
+            "does not use them: secure = true is missing in its section [run]."
         )
     agreed = context.node_config.get("app")
     if agreed is not None and agreed != setting.digest:
@@ -104,7 +104,7 @@ def check_agreed(setting: Setting, context: Context) -> None:
 
 
 def check_same_app(setting: Setting, message: Message) -> None:
-    """Check that the server has the app that the silo has."""
+    """Check that server and silo have the same app."""
     if read_about(message.content)["app"] != setting.digest:
         raise ConfigError(
             "its app has another configuration, schema, version of equifed or frozen part of the model than the "
@@ -113,19 +113,19 @@ def check_same_app(setting: Setting, message: Message) -> None:
 
 
 def check_same_rows(request: Request) -> None:
-    """Check that the silo's file has the rows that the run began with."""
+    """Check that the silo's file has the rows with which the run began."""
     if not request.memory.know_again(fingerprint([request.silo.job.federation])):
-        raise BadMessage("cannot be made: its file has other rows than when the run began. Put them back")
+        raise BadMessage("cannot be made: its file has other rows than when the run began. Restore the original file")
 
 
-# -- where sums are secure ---------------------------------------------------------------------------------------------
+# -- with secure sums --------------------------------------------------------------------------------------------------
 
 
 def check_joining(request: Request) -> Masking:
-    """Check the exchange in which the silos' rows are summed, and remember whether a roster vouches for their keys."""
+    """Check the exchange in which the silos' rows are summed, and record if a roster confirms their keys."""
     setting = request.silo.setting
     if not setting.secure or request.number != JOINING:
-        raise BadMessage("cannot be made: nothing of the kind is summed in this run")
+        raise BadMessage("cannot be made: this run has no such secure sum")
     content, secrets = request.message.content, secrets_of(request.context, request.run)
     exchange = read_asking(content, secrets.run, JOINING, len(setting.silos))
     _check_cohort(exchange, setting.silos)
@@ -134,38 +134,38 @@ def check_joining(request: Request) -> Masking:
     if roster is not None:
         for name, key in zip(exchange.names, exchange.keys, strict=True):
             roster.check(name, secrets.run, setting.digest, key, signatures.get(name, b""))
-    secrets.vouch(roster is not None)
+    secrets.record_vouched(roster is not None)
     return Masking(secrets, exchange, digest(content))
 
 
 def roster_of(context: Context) -> Roster | None:
-    """Return whose node has which key, as the silos have given them to each other; None where the server's word is
-    taken for it."""
+    """Return the list of the silos' public keys; None if the silo trusts the server for them."""
     file = context.node_config.get("roster")
     return Roster.read(Path(str(file))) if file else None
 
 
 def check_exchange(request: Request) -> Masking | None:
-    """Check a phase or an evaluation, and remember what was sent in it. Return what its answer is masked for; None
-    where a phase's reply is not masked, since it says no more than that the silo took part."""
+    """Check a phase or an evaluation, and record its content. Return the exchange for which the answer is masked; None
+    if a phase's reply is not masked, because it only confirms that the silo took part."""
     job, phase = request.silo.job, request.phase
-    # whether replies are masked follows from the configuration that the silos agreed on, never from a message
-    hidden = phase is None or job.channel.hides(phase)
+    # the configuration that the silos agreed on decides whether replies are masked, never a message
+    hidden = phase is None or job.channel.is_hidden(phase)
     everyone = phase is None or job.asked(request.stage) == job.task.num_clients
     if request.evaluates and not (hidden and everyone):
-        raise BadMessage("would tell what only a sum over all silos may")
+        raise BadMessage("cannot be made: this may be disclosed only as a sum over all silos")
     check_step(job, request.stage, request.position, request.round, request.number, request.evaluates)
     secrets = secrets_of(request.context, request.run)
     exchange = _checked_sum(request, secrets, everyone) if hidden else None
     sent = digest(request.message.content)
-    secrets.hear(request.number, sent)
-    if phase is not None and request.evaluates:  # so that the round before is not measured by itself, too
-        secrets.hear(evaluation_number(request.round - 1), str(request.number).encode())
+    secrets.record_message(request.number, sent)
+    if phase is not None and request.evaluates:  # so that the previous round is not evaluated separately, too
+        secrets.record_message(evaluation_number(request.round - 1), str(request.number).encode())
     return None if exchange is None else Masking(secrets, exchange, sent)
 
 
 def _checked_sum(request: Request, secrets: Silo, everyone: bool) -> Exchange:
-    """Return the sum that the silo's answer is to be a part of: with whom, and from which states they go on."""
+    """Check and return the secure sum that the silo's answer is part of, its silos, and the states they continue
+    from."""
     job, content = request.silo.job, request.message.content
     members = (job.everyone() if everyone else job.cohorts(request.round))[0]
     exchange = read_asking(content, secrets.run, request.number, len(members))
@@ -174,45 +174,46 @@ def _checked_sum(request: Request, secrets: Silo, everyone: bool) -> Exchange:
     secrets.check(exchange)
     states = read_states(content)
     if states.get(request.silo.name) != request.origin:
-        raise BadMessage("cannot be made: the others are told that this silo goes on from another exchange")
+        raise BadMessage("cannot be made: the other silos received a different starting exchange for this silo")
     secrets.check_states(request.origin, states.values())
     return exchange
 
 
 def check_step(job: Job, stage: Stage, position: int | None, round: int, number: int, evaluate: bool) -> None:
-    """An exchange's number stands for one phase of one round, or for one round's evaluation, as the run has them: a
-    silo masks each of them for one sum only. Asked in other rounds, with others gone, it would tell one silo's part."""
+    """Check that an exchange's number belongs to this phase and round, or to this round's evaluation, of the run. A
+    silo masks each for one sum only: requested in other rounds, with other dropouts, it would disclose one silo's
+    part."""
     if not 0 <= round <= job.rounds:
         raise BadMessage("cannot be made: the run has no such round")
     ends = round > 0 and (round == job.rounds or job.method.may_converge)
     measured = round > 0 and round % job.settings.eval_every == 0
-    # where everyone is in a round's first exchange, the model of the round before is measured with it
-    along = job.asked("round") == job.task.num_clients and job.channel.hides(job.phases("round")[0])
+    # if all silos are in a round's first exchange, the previous round's model is evaluated with it
+    along = job.asked("round") == job.task.num_clients and job.channel.is_hidden(job.phases("round")[0])
     if position is None:
         if number != evaluation_number(round) or not (ends or (measured and not along)):
-            raise BadMessage("cannot be made: nothing is measured then")
+            raise BadMessage("cannot be made: the run has no evaluation then")
         return
     positions = [p for p, phase in enumerate(job.phases(stage)) for _ in range(phase.repeat(job.task))]
     step = number - exchange_number(round, stage, 0)
     if not 0 <= step < len(positions) or positions[step] != position:
-        raise BadMessage("cannot be made: the exchange has a number that belongs to another")
+        raise BadMessage("cannot be made: the exchange has the number of another one")
     if (round == 0) != (stage == "setup") or (stage == "final" and not ends):
         raise BadMessage("cannot be made: that round has no such exchange")
     before = round > 1 and (round - 1) % job.settings.eval_every == 0
     if evaluate and not (along and before and stage == "round" and step == 0):
-        raise BadMessage("cannot be made: nothing is measured then")
+        raise BadMessage("cannot be made: the run has no evaluation then")
 
 
 def _check_cohort(exchange: Exchange, members: Sequence[str]) -> None:
-    """Who takes part follows from the configuration, but for those who did not join: a server that could choose would
-    put a silo among others that are in its pay. members: those who are to take part."""
+    """Check that the exchange's silos belong to the configuration's cohort, `members`: a malicious server that could
+    choose would place a silo among colluding ones."""
     strangers = {*exchange.names} - {*members}
     if strangers:
         raise BadMessage(f"cannot be made: {quoted(min(strangers))} does not belong to the cohort")
 
 
 def _check_known(secrets: Silo, exchange: Exchange) -> None:
-    """Who takes part was there when the silos' rows were summed: their keys, and signatures, were looked at then."""
+    """Check that the exchange's silos were present when the rows were summed, when keys and signatures were checked."""
     strangers = {*exchange.names} - {secrets.name} - secrets.peers
     if strangers:
-        raise BadMessage(f"cannot be made: {quoted(min(strangers))} was not there when the silos' rows were summed")
+        raise BadMessage(f"cannot be made: {quoted(min(strangers))} was not present when the silos' rows were summed")

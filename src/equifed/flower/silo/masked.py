@@ -1,5 +1,5 @@
-"""Answers of which the server learns a sum over the silos only: integers under a mask, which other silos help to take
-off the sum (`apps.unmask`)."""
+"""Answers of which the server learns only a sum over the silos: masked integers; the silos help to unmask the sum
+(`apps.unmask`)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from equifed.secure import sign
 
 
 def show_key(request: Request) -> RecordDict:
-    """Return the silo's key of this run and who vouches for it, and nothing of its rows."""
+    """Return the silo's key for this run and its signature, and nothing about its rows."""
     silo, secrets = request.silo, secrets_of(request.context, request.run)
     file, public = request.context.node_config.get("key"), secrets.public
     said: dict[str, str | int | bytes] = {
         "client": silo.name,
         "public": public,
         "signature": sign(Path(str(file)), secrets.run, silo.setting.digest, public) if file else b"",
-        # a roster that was added later has vouched for no key
+        # a roster that was added later has not confirmed any key
         "roster": int(roster_of(request.context) is not None if secrets.vouched is None else secrets.vouched),
         "min-count": silo.min_count,
     }
@@ -37,7 +37,7 @@ def show_key(request: Request) -> RecordDict:
 
 
 def introduce(request: Request, masking: Masking) -> RecordDict:
-    """Return how many rows the silo has, and the sums that standardisation needs, masked."""
+    """Return the silo's numbers of rows and the sums for standardisation, masked."""
     silo = request.silo
     content = RecordDict({ABOUT: about({"client": silo.name, "exchange": str(joining.JOINING)})})
     with _in_range("its rows"):
@@ -49,7 +49,7 @@ def introduce(request: Request, masking: Masking) -> RecordDict:
 def put_reply(
     content: RecordDict, request: Request, masking: Masking, reply: Record | None, scored: Scored | None
 ) -> None:
-    """Put a phase's reply and an evaluation, as far as there are any, into the answer: as one vector, masked."""
+    """Put a phase's reply and an evaluation, if present, into the answer as one masked vector."""
     job, layouts, vectors = request.silo.job, [], []
     if reply is not None and request.phase is not None:
         vector = Vector(request.message.metadata.message_type, reply, request.phase.places)

@@ -1,4 +1,4 @@
-"""Answers that the server reads: a silo's numbers as they are, but for counts of few rows, which are withheld."""
+"""Answers that the server reads: a silo's unmasked numbers, with small counts withheld."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equifed.protocol import Record
 
 
 def introduce(silo: OpenSilo) -> RecordDict:
-    """Return how many rows the silo has, and the sums that standardisation needs, unless they are of too few rows."""
+    """Return the silo's numbers of rows, and the sums for standardisation unless it has too few rows."""
     rows, tests = silo.sizes
     content = RecordDict({ABOUT: about({"client": silo.name, "rows": rows, "test-rows": tests})})
     if silo.setting.scaled.any() and rows >= silo.min_count:
@@ -23,7 +23,7 @@ def introduce(silo: OpenSilo) -> RecordDict:
 
 
 def put_reply(content: RecordDict, silo: OpenSilo, reply: Record | None, scored: Scored | None) -> None:
-    """Put a phase's reply and an evaluation, as far as there are any, into the answer."""
+    """Put a phase's reply and an evaluation, if present, into the answer."""
     if reply is not None:
         content[FIELDS] = pack(reply, codecs(silo.job.method))
     if scored is not None:

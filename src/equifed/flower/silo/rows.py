@@ -1,6 +1,6 @@
 """A silo's rows, and the work on them.
 
-The silo is a federation in which only it has rows, and its work is the reference engine's work for one client.
+The silo opens a federation in which only it has rows, and the reference engine does its work as that of one client.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from equifed import tree
-from equifed.bounds import finite
+from equifed.bounds import is_finite
 from equifed.data.encode import MAX_STANDARDISED
 from equifed.errors import ConfigError
 from equifed.flower.agreement import Scaling, Setting, codecs
@@ -35,11 +35,11 @@ class OpenSilo:
     setting: Setting
     name: str
     place: int
-    """Its position among the silos."""
+    """Position among the silos."""
     engine: Reference
     evaluator: Evaluator
     min_count: int
-    """Counts of fewer rows are withheld."""
+    """Counts below this number are withheld."""
 
     @classmethod
     def open(cls, setting: Setting, name: str, file: Path, scaling: Scaling | None, min_count: int) -> OpenSilo:
@@ -53,14 +53,14 @@ class OpenSilo:
 
     @property
     def before_first(self) -> Any:
-        """What a client remembers before its first exchange."""
+        """A client's state before its first exchange."""
         return self.job.method.init_client(self.job.task, self.job.initial[0])
 
     def _on_device(self, values: Any) -> Any:
         return tree.map(lambda leaf: leaf.to(self.job.device), values)
 
     def received(self, message: Message, names: tuple[str, ...]) -> Record:
-        """The server's fields of these names, with shapes and types as they are before the first round."""
+        """Read the server's fields of these names, with the shapes and types that they have before the first round."""
         job = self.job
         server = job.method.init(job.task, job.initial[0])
         try:
@@ -70,7 +70,7 @@ class OpenSilo:
             raise ConfigError(f"the server's message {error}") from error
 
     def _like_validation(self, message: Message) -> Any:
-        """Shapes and types of the server's validation rows, however many a message has of them; see `Data.of`."""
+        """Return the shapes and types of the server's validation rows, of which a message may have any number."""
         arrays, tables = message.content.get(FIELDS), self.engine.tables
         found = arrays.get(f"{VALIDATION}.0") if isinstance(arrays, ArrayRecord) else None
         with distrusting():
@@ -81,13 +81,13 @@ class OpenSilo:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many training and test rows it has."""
+        """Numbers of training and test rows."""
         fed = self.job.federation
         assert fed.client_test is not None
         return len(fed.train[self.place]), len(fed.client_test[self.place])
 
     def sums(self) -> np.ndarray:
-        """Sums and sums of squares of its training rows, of the inputs that are standardised [2, d]."""
+        """Return sums and sums of squares over its training rows, of the standardised inputs [2, d]."""
         fed = self.job.federation
         x = fed.rows.x[fed.train[self.place]][:, self.setting.scaled].astype(np.float64)
         return np.stack([x.sum(0), (x * x).sum(0)])
@@ -95,44 +95,44 @@ class OpenSilo:
     def work(
         self, stage: Stage, position: int, down: Record, state: Any, round: int, hidden: bool
     ) -> tuple[Record, Any]:
-        """Its reply in a phase, and what it keeps. hidden: the server may see neither the reply nor a number of it that
-        is out of bounds."""
+        """Return its reply in a phase, and its new state. hidden: neither the reply nor a value that is out of bounds
+        may be disclosed to the server."""
         phase, bounds = self.job.phases(stage)[position], self.engine.bounds(stage, position)
         down = self._on_device({name: down[name] for name in phase.down})
         with torch.no_grad():
             reply, state = self.engine.work(phase, down, self._on_device(state), 0, self.place, round)
         check_reply(self.job.method, phase, reply)
-        if not finite(state):
-            raise BadMessage("would leave NaN or Inf in what the silo remembers")
+        if not is_finite(state):
+            raise BadMessage("would leave NaN or Inf in the silo's state")
         _check_finite(reply)
         rows = int(self.engine.tables.sizes[0, self.place])
-        wrong = bounds.problem(down, reply, rows)
+        wrong = bounds.find_problem(down, reply, rows)
         if wrong and hidden:
-            field = bounds.impossible(down, reply, 1, rows)
-            raise BadMessage(f"has {field} out of bounds (its own log says how far)") from BadMessage(wrong)
+            field = bounds.find_impossible(down, reply, 1, rows)
+            raise BadMessage(f"has {field} out of bounds (see the silo's log)") from BadMessage(wrong)
         if wrong:
             raise BadMessage(wrong)
         return reply, state
 
     def evaluated(self, down: Record, state: Any) -> Scored:
-        """Counts on its own test rows."""
+        """Count on its own test rows."""
         server = self.job.method.received(self._on_device(down))
         with torch.no_grad():
             scored = self.evaluator.own(server, self._on_device(state), self.place)
         if not (np.isfinite(scored.loss).all() and np.isfinite(scored.unknown_loss).all()):
-            raise BadMessage("would have NaN or Inf in its evaluation: the model's predictions are no numbers")
+            raise BadMessage("would have NaN or Inf in its evaluation: the model's predictions are not finite")
         return scored
 
     def log(self, scored: Scored) -> None:
-        """Its own figures, in its own log: where they are summed securely, nobody else has them."""
+        """Log its own metrics, which with secure sums only the silo knows."""
         metrics = [metric.name for metric in measured(self.job.federation) if metric.overall]
         values = overall([{"test": scored}], shown(metrics, "table"))
-        said = ", ".join(f"{name} {float(value[0]):.3f}" for name, value in values.items() if np.isfinite(value[0]))
-        logging.getLogger("flwr").info("equifed: this silo's own test rows: %s", said or "none")
+        text = ", ".join(f"{name} {float(value[0]):.3f}" for name, value in values.items() if np.isfinite(value[0]))
+        logging.getLogger("flwr").info("equifed: this silo's own test rows: %s", text or "none")
 
 
 def read_scaling(message: Message, inputs: int) -> Scaling | None:
-    """What the server says that the inputs [d] are standardised by."""
+    """Read the shift and factor of the inputs [d] from the server's message."""
     if SCALING not in message.content:
         return None
     like = {name: torch.zeros(inputs) for name in ("shift", "factor")}
@@ -142,12 +142,12 @@ def read_scaling(message: Message, inputs: int) -> Scaling | None:
         raise ConfigError(f"the server's message {error}") from error
     shift, factor = (read[name].numpy() for name in like)
     if not ((factor > 0) & (factor <= MAX_STANDARDISED) & (np.abs(shift) <= MAX_STANDARDISED)).all():
-        raise ConfigError("the server's message standardises inputs by numbers that no rows have")
+        raise ConfigError("the server's message standardises inputs by impossible numbers")
     return shift, factor
 
 
 def _check_finite(reply: Record) -> None:
-    """A silo sends no NaN, whatever the server's numbers made of its own."""
-    for name, leaf in tree.named(reply).items():
+    """Raise `BadMessage` if a reply has NaN or infinity."""
+    for name, leaf in tree.to_named(reply).items():
         if not leaf.isfinite().all():
-            raise BadMessage(f"would have NaN or Inf in {name}: training has run away (try a smaller learning rate)")
+            raise BadMessage(f"would have NaN or Inf in {name}: training has diverged (try a smaller learning rate)")

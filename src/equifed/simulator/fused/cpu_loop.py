@@ -1,6 +1,6 @@
-"""The loop of the fused kernel for the CPU, in the part of Python that numba compiles.
+"""The loop of the fused kernel for the CPU, in the subset of Python that numba compiles.
 
-Nothing here is called from Python: `cpu` has it as machine code, and other kernels of numba use parts of it.
+Python does not call these functions: `cpu` calls machine code made from them, and other numba kernels use parts.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from equifed.simulator.fused.cpu import ACTIVATION, IN_STRIDE, INPUTS, OUT_STRID
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 LINE = np.uint64(16)  # numbers in a cache line
 ONE, TWO, THREE, FOUR = (np.uint64(number) for number in range(1, 5))
-# not "nnan" and "ninf": a diverged model must show
+# without "nnan" and "ninf", so that a diverged model has NaN or infinity
 OPTIONS: dict[str, Any] = {
     **{"nogil": True, "boundscheck": False, "error_model": "numpy"},
     "fastmath": {"reassoc", "contract", "arcp", "nsz"},
 }
-# `native` keeps them; numba's own cache would not see that a constant of another module has changed
+# stored by `native`, because numba's cache does not notice changed constants of other modules
 _compiled: Any = njit(**OPTIONS)
 _inlined: Any = njit(inline="always", boundscheck=False, error_model="numpy")
 
@@ -33,10 +33,10 @@ _inlined: Any = njit(inline="always", boundscheck=False, error_model="numpy")
 
 @_inlined
 def _exp(v):  # type: ignore[no-untyped-def]
-    """e^v: 2^k times a polynomial, in operations that the compiler turns into vectors; beyond +-87 what it is there."""
+    """Compute e^v as 2^k times a polynomial, in operations that the compiler vectorises; v is clipped to +-87."""
     scaled = min(max(v * f32(1.44269504), f32(-126.0)), f32(126.0))
     k = np.floor(scaled + f32(0.5))
-    # v - k ln 2, with ln 2 in two parts so that nothing is lost
+    # v - k ln 2, with ln 2 in two parts to keep precision
     r = min(max(v, f32(-87.336)), f32(87.336)) - k * f32(0.693359375) + k * f32(2.12194440e-4)
     p = f32(1.9875691500e-4)
     p = p * r + f32(1.3981999507e-3)
@@ -55,7 +55,7 @@ def sigmoid(v):  # type: ignore[no-untyped-def]
 
 @_inlined
 def tanh(v):  # type: ignore[no-untyped-def]
-    """By the exponential, and near zero, where that would lose digits, by a polynomial."""
+    """Compute tanh by the exponential, or near zero, where that would lose digits, by a polynomial."""
     square = v * v
     p = f32(-5.70498872745e-3)
     p = p * square + f32(2.06390887954e-2)
@@ -85,12 +85,12 @@ def _moved(cell, other, key, side):  # type: ignore[no-untyped-def]
     h = u32(u32(h ^ u32(h >> u32(16))) * u32(0x7FEB352D))
     h = u32(u32(h ^ u32(h >> u32(15))) * u32(0x846CA68B))
     moved = u32(cell + u32((u64(h) * u64(side)) >> u64(32)))
-    return min(moved, u32(moved - u32(side)))  # modulo the side: what is below zero wraps around
+    return min(moved, u32(moved - u32(side)))  # modulo the side: negative values wrap around
 
 
 @_compiled
 def fill_order(key, epoch, n, l, r, out):  # type: ignore[no-untyped-def]
-    """`shuffle.order` of an epoch in out[:n]; l and r are scratch."""
+    """Write `shuffle.order` of an epoch to out[:n]; l and r are scratch."""
     if n == 0:
         return
     key = _mixed((key ^ u64(epoch)) + u64(0x9E3779B97F4A7C15))
@@ -124,14 +124,14 @@ def fill_order(key, epoch, n, l, r, out):  # type: ignore[no-untyped-def]
 
 @_compiled
 def orders(keys, n, l, r, out, epoch):  # type: ignore[no-untyped-def]
-    """The orders of many lanes, out[lane, :n[lane]]; l and r are scratch."""
+    """Write the orders of many lanes to out[lane, :n[lane]]; l and r are scratch."""
     for lane in range(len(keys)):
         fill_order(keys[lane], epoch, n[lane], l, r, out[lane])
 
 
 @intrinsic
 def _fetch(typing: Any, array: Any, position: Any) -> Any:
-    """Starts to bring the cache line at this position of an array, without waiting for it."""
+    """Prefetch the cache line at this position of an array."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         values = context.make_array(signature.args[0])(context, builder, given[0])
@@ -149,7 +149,7 @@ def _fetch(typing: Any, array: Any, position: Any) -> Any:
 
 @_compiled
 def _forward(layers, weights, x, lines, values, starts, rows):  # type: ignore[no-untyped-def]
-    """All activations of a tile of rows, in `values`, from the features in x, of which each row's start at `lines`."""
+    """Write all activations of a tile of rows to `values`, from the features in x, where each row starts at `lines`."""
     source, rows = u64(0), u64(rows)
     for number in range(len(layers)):
         inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, activation, start = layers[number]
@@ -212,7 +212,7 @@ def _forward(layers, weights, x, lines, values, starts, rows):  # type: ignore[n
 
 @_compiled
 def output_slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # type: ignore[no-untyped-def]
-    """The gradient of the weighted loss of each row by the network's outputs: `scale` holds the rows' weights / B."""
+    """Write the gradient of each row's weighted loss by the network's outputs to `out`; `scale` holds weights / B."""
     rows = u64(rows)
     if loss == 1:
         for row in range(rows):
@@ -240,7 +240,7 @@ def output_slope(loss, outputs, stride, z, at, labels, scale, rows, out):  # typ
 
 @_compiled
 def _backward(layers, weights, x, lines, values, starts, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
-    """Adds a tile's gradient by all parameters to `gradient`, from that by the outputs in `slope`."""
+    """Add a tile's gradient by all parameters to `gradient`, from that by the outputs in `slope`."""
     rows = u64(rows)
     for number in range(len(layers) - 1, -1, -1):
         inputs, outputs, in_stride, out_stride, weight, has_bias, bias, by_output, _, _ = layers[number]
@@ -324,8 +324,8 @@ def _backward(layers, weights, x, lines, values, starts, rows, slope, spare, gra
 
 @_compiled
 def move(weights, gradient, state, taken, adam, momentum, decay, rate, mu, centre, linear):  # type: ignore[no-untyped-def]
-    """One step of the optimiser, as `equifed.training.optimizer_step` has it, with what the loss adds to the gradient
-    besides the rows' part. taken: steps of Adam, this one included."""
+    """Carry out an optimiser's step, as in `equifed.training.apply_optimizer`, with the loss's terms that do not depend
+    on rows. taken: Adam's steps including this one."""
     size = len(weights)
     if len(centre):
         for p in range(size):
@@ -365,12 +365,12 @@ def lanes(  # type: ignore[no-untyped-def]
     order, left, right, rows, lines, starts, values, labels, scale, slope, spare, w, g, c, h, s,
     begin, end,
 ):  # fmt: skip
-    """Lanes begin to end; see `Problem` for the arrays. Those that are not there are empty. `order` to `s`: scratch."""
+    """Train lanes begin to end; see `Problem` for the arrays; missing ones are empty. `order` to `s`: scratch."""
     models, moments, size = theta.shape[1], state.shape[2], w.shape[1]
     features, in_stride, width = layers[0, INPUTS], layers[0, IN_STRIDE], u64(width)
     outputs, out_stride, final = layers[-1, OUTPUTS], layers[-1, OUT_STRIDE], layers[-1, VALUES] * u64(TILE)
     copied = len(shift) > 0 or width != in_stride
-    seen = values if copied else x  # rows that must be scaled or padded lie at the start of values
+    seen = values if copied else x  # rows that need scaling or padding are copied to the start of values
     for lane in range(begin, end):
         count = n[lane]
         if count == 0:
@@ -407,7 +407,7 @@ def lanes(  # type: ignore[no-untyped-def]
                         labels[row] = y[source]
                         lines[row] = u64(source) * width
                         for d in range(u64(0), width, LINE):
-                            _fetch(x, lines[row] + d)  # type: ignore[call-arg]  # the compiler gives the first
+                            _fetch(x, lines[row] + d)  # type: ignore[call-arg]  # the compiler passes the first argument
                     if copied:
                         for row in range(u64(tile)):
                             at = row * in_stride

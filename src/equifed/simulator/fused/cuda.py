@@ -13,46 +13,46 @@ from torch import Tensor
 from equifed.simulator.fused.problem import LOSSES, Network, Problem
 
 PRODUCTS, OUTPUTS = 20_000, 256
-"""Multiplications for a row's way through the network, and outputs, up to which the kernels are faster than torch's own
+"""Multiplications of a row's forward pass, and number of outputs, up to which the kernels are faster than torch's
 batched products."""
 SMALL = 32
-"""The widest layer of a network whose weights stay in registers; wider ones are taken in chunks."""
+"""Largest width of a network with weights in registers; wider ones are processed in chunks."""
 TILE = 64
-"""Rows taken at once, at most."""
+"""Largest number of rows processed at once."""
 FLAT = 16
-"""The most outputs of a network of one layer that are computed one by one, without products of matrices."""
+"""Largest number of outputs of a one-layer network that are computed one by one, without matrix products."""
 FEATURES = 8192
-"""Features that such a network takes at once, at most."""
+"""Largest number of features that such a network processes at once."""
 PROGRAMS = 528
-"""Programs at a time, at most, where each needs memory of its own: four for each multiprocessor of an H100 or H200."""
+"""Largest number of programs at a time if each needs scratch memory: four per multiprocessor of an H100 or H200."""
 BLOCK = 256
-"""Positions whose rows a program looks up at once."""
+"""Number of positions for which a program looks up rows at once."""
 ORDER_BLOCK = 256
-"""Positions of an order computed by one program."""
+"""Number of positions of an order computed by one program."""
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton, which comes with most builds of torch for CUDA, is installed."""
+    """Return True if Triton is installed, which comes with most CUDA builds of torch."""
     return importlib.util.find_spec("triton") is not None
 
 
 def obstacle(network: Network) -> str:
-    """Why these kernels are not for a network: "triton", where that is not installed, or "wide", where torch's own
-    products are faster. Empty where they are."""
+    """Return why these kernels cannot train a network: "triton" if that is not installed, "wide" if torch's products
+    are faster, or empty."""
     if not has_triton():
         return "triton"
     return "wide" if network.products > PRODUCTS or network.widths[-1] > OUTPUTS else ""
 
 
 def features(x: Tensor) -> Tensor:
-    """Rows [rows, inputs] as the kernels read them: one after another."""
+    """Return rows [rows, inputs] contiguous, as the kernels read them."""
     return x.contiguous()
 
 
 def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs: range) -> None:
-    """These epochs of all lanes: parameters [L, U, size], the optimiser's numbers [L, U, moments, size] and how many
-    steps each lane has taken [L] are changed in place."""
+    """Train all lanes for these epochs; update parameters [L, U, size], optimiser state [L, U, moments, size] and the
+    number of steps of each lane [L] in place."""
     assert theta.is_contiguous()
     assert state.is_contiguous()
     assert epochs.step == 1
@@ -64,7 +64,7 @@ def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs:
     network, local = problem.network, problem.local
     plan = plan_of(network, problem.batch_size)
     adam = local.optimizer == "adam"
-    # b1^t and b2^t before the first step: one minus them, which Adam divides by, needs more than float32's digits
+    # b1^t and b2^t before the first step: Adam divides by one minus them, which needs more than float32's precision
     powers = torch.stack([beta ** taken.double() for beta in (0.9, 0.999)], 1) if adam else None
     weighed, chosen = (0 if values is None else values.shape[-1] for values in (problem.weights, problem.chosen))
     shift, factor = problem.scaling or (None, None)
@@ -86,7 +86,7 @@ def train(problem: Problem, theta: Tensor, state: Tensor, taken: Tensor, epochs:
 
 
 def orders(keys: Tensor, epoch: int, n: Tensor, longest: int) -> Tensor:
-    """The orders of n rows of each lane in this epoch [L, longest], int32, as `equifed.shuffle` has them; 0 beyond the
+    """Return the order of each lane's n rows in this epoch [L, longest], int32, as in `equifed.shuffle`; 0 beyond the
     rows. Keys are int64 with the bits of a uint64."""
     from equifed.simulator.fused import cuda_kernels as kernels
 
@@ -100,36 +100,36 @@ def orders(keys: Tensor, epoch: int, n: Tensor, longest: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a network is trained: what its kernel is compiled for."""
+    """The way a network is trained, for which its kernel is compiled."""
 
     small: bool
-    """Whether the weights stay in registers."""
+    """True if the weights stay in registers."""
     warps: int
-    """Groups of 32 threads for each model."""
+    """Number of warps (groups of 32 threads) per model."""
     constants: dict[str, object]
     """The kernel's constants."""
     scratch: int = 0
-    """Numbers that a program keeps in memory of its own."""
+    """Length of a program's scratch memory."""
 
 
 @functools.cache
 def plan_of(network: Network, batch_size: int) -> Plan:
-    """The plan for batches of this size; 0: all rows."""
+    """Return the plan for batches of this size; 0: all rows."""
     widths, layers = network.widths, len(network.widths) - 1
-    pads = [max(16, _power(width)) for width in widths]
-    rows = _power(batch_size or TILE)
+    pads = [max(16, _next_power(width)) for width in widths]
+    rows = _next_power(batch_size or TILE)
     if layers == 1 and widths[1] <= FLAT and pads[0] * widths[1] <= 2 * FEATURES:
         rows = min(rows, max(1, FEATURES // pads[0]))
         many = pads[0] * widths[1] > FEATURES
         warps = 1 if rows * pads[0] <= 512 else 2 if rows * pads[0] <= 1024 else 8 if many else 4
         parts: dict[str, object] = {"PARTS": widths[1], "BIASED": network.biases * widths[1], "PADS": tuple(pads)}
-        return _in_registers(network, batch_size, rows, warps, parts)
+        return _plan_registers(network, batch_size, rows, warps, parts)
     rows = max(16, min(rows, TILE))  # products of matrices need at least 16
     if max(pads) <= SMALL:
         pads[-1] = 1 if widths[-1] == 1 else pads[-1]
         warps = 1 if rows * max(pads) <= 512 else 2
         parts = {"PARTS": layers, "BIASED": network.biases, "PADS": tuple(pads)}
-        return _in_registers(network, batch_size, rows, warps, parts)
+        return _plan_registers(network, batch_size, rows, warps, parts)
     pitches = tuple(-(-width // 4) * 4 for width in widths)  # aligned, so that loads are wide
     sizes = [network.size, *(rows * pitch for pitch in pitches[:-1]), *(rows * pitch for pitch in pitches[1:]),
              *(inputs * pitch for inputs, pitch in zip(widths, pitches[1:], strict=False))]  # fmt: skip
@@ -137,28 +137,28 @@ def plan_of(network: Network, batch_size: int) -> Plan:
     constants = {
         "BIASES": network.biases,
         "TILE": rows,
-        "SPANS": tuple(min(64, _power(width)) for width in widths),
+        "SPANS": tuple(min(64, _next_power(width)) for width in widths),
         "PITCHES": pitches,
         "INPUTS": places[:layers],
         "SLOPES": places[layers : 2 * layers],
         "TURNED": places[2 * layers : 3 * layers],
         "SCRATCH": places[-1],
-        "LAST": _power(widths[-1]),
+        "LAST": _next_power(widths[-1]),
         "UNROLL": 8,
     }
-    return Plan(False, rows // 16, {**_common(network), **constants}, places[-1])
+    return Plan(False, rows // 16, {**_constants(network), **constants}, places[-1])
 
 
-def _in_registers(network: Network, batch_size: int, rows: int, warps: int, parts: dict[str, object]) -> Plan:
-    """The plan for weights that stay in registers."""
+def _plan_registers(network: Network, batch_size: int, rows: int, warps: int, parts: dict[str, object]) -> Plan:
+    """Return the plan for weights in registers."""
     block = BLOCK if 0 < batch_size <= rows else 0
-    held = rows * _power(network.widths[0]) // (32 * warps)  # features in each thread's registers
+    held = rows * _next_power(network.widths[0]) // (32 * warps)  # features in each thread's registers
     ahead = block > 0 and held <= (8 if len(network.widths) > 2 else 32)
-    return Plan(True, warps, {**_common(network), **parts, "TILE": rows, "BLOCK": block, "AHEAD": ahead}, 3 * block)
+    return Plan(True, warps, {**_constants(network), **parts, "TILE": rows, "BLOCK": block, "AHEAD": ahead}, 3 * block)
 
 
-def _common(network: Network) -> dict[str, object]:
-    """The constants that both kernels have."""
+def _constants(network: Network) -> dict[str, object]:
+    """Return the constants of both kernels."""
     layers = zip(network.widths, network.widths[1:], network.biases, strict=False)
     starts = itertools.accumulate(((inputs + bias) * outputs for inputs, outputs, bias in layers), initial=0)
     return {
@@ -171,6 +171,6 @@ def _common(network: Network) -> dict[str, object]:
     }
 
 
-def _power(number: int) -> int:
-    """The next power of two."""
+def _next_power(number: int) -> int:
+    """Return the next power of two."""
     return 1 << max(number - 1, 0).bit_length()

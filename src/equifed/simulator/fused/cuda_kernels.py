@@ -2,9 +2,9 @@
 # ruff: noqa: RUF005, SIM108 (what runs on the GPU is Triton's part of Python, without unpacking)
 """Triton kernels that carry out the whole local training of a lane's model in one program.
 
-Two kernels compute the same thing. `train_small` keeps the weights in registers from the first step to the last, as
-tiles padded to powers of two; tuples of tiles stand for the layers and are unrolled by the compiler. `train_wide`
-leaves them in memory (in practice in the multiprocessor's cache), and takes its products from chunks of them.
+Two kernels compute the same function. `train_small` keeps the weights in registers from the first step to the last, as
+tiles padded to powers of two; tuples of tiles represent the layers and are unrolled by the compiler. `train_wide`
+leaves them in memory (in practice in the multiprocessor's cache) and multiplies chunks of them.
 
 All products are of IEEE float32 numbers. Sums have a fixed order, so results repeat to the last bit. NaN and infinity
 reach the parameters: comparisons are written so that a NaN passes them.
@@ -16,11 +16,11 @@ import triton.language as tl
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 TANH, RELU, SIGMOID = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # as in problem.ACTIVATIONS
 LOGISTIC, SOFTMAX, SQUARED = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # as in problem.LOSSES
-SGD, MOMENTUM, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # how many numbers of state a parameter has
+SGD, MOMENTUM, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # also the state numbers per parameter
 BETA1, BETA2, EPSILON = tl.constexpr(0.9), tl.constexpr(0.999), tl.constexpr(1e-8)  # as in equifed.training
 
 COUNTS = ["models", "weights_row", "chosen_row", "first", "last", "batch"]
-"""Numbers that the compiler must not tie a kernel to."""
+"""Arguments on whose values the compiler must not specialise a kernel."""
 
 
 # batch orders, as in equifed.shuffle
@@ -40,7 +40,7 @@ def folded(key, part):
 
 @triton.jit
 def layout(n):
-    """Sides of the grid for n > 0 rows, and how often a cell moves."""
+    """Return the sides of the grid for n > 0 rows, and the number of moves of a cell."""
     m = n - 1
     root = tl.sqrt(m.to(tl.float32)).to(tl.int32)  # right to within 1
     root = tl.where(root.to(tl.int64) * root > m, root - 1, root)
@@ -75,7 +75,7 @@ def moved(cell, key, a, b, turns):
 
 @triton.jit
 def ordered(position, key, n, a, b, turns):
-    """The rows at these positions, which lie below n."""
+    """Return the rows at these positions, which are less than n."""
     a, b, n = a.to(tl.uint32), b.to(tl.uint32), n.to(tl.uint32)
     cell = moved(position.to(tl.uint32), key, a, b, turns)
     while tl.max((cell >= n).to(tl.int32), 0) > 0:
@@ -85,7 +85,7 @@ def ordered(position, key, n, a, b, turns):
 
 @triton.jit(do_not_specialize=["epoch", "longest"])
 def orders(keys, epoch, counts, out, longest, BLOCK: tl.constexpr):
-    """The order of each lane's rows in an epoch [lanes, longest]; 0 beyond them."""
+    """Write the order of each lane's rows in an epoch [lanes, longest]; 0 beyond them."""
     lane = tl.program_id(0).to(tl.int64)
     position = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n = tl.load(counts + lane).to(tl.int32)
@@ -115,7 +115,7 @@ def activated(a, KIND: tl.constexpr):
 
 @triton.jit
 def slope(act, KIND: tl.constexpr):
-    """The activation's derivative from its value."""
+    """Return the activation's derivative from its value."""
     if KIND == TANH:
         result = 1 - act * act
     elif KIND == RELU:
@@ -127,7 +127,7 @@ def slope(act, KIND: tl.constexpr):
 
 @triton.jit
 def residual(z, y, LOSS: tl.constexpr):
-    """The derivative of the loss by a model's only output [rows]."""
+    """Return the derivative of the loss by a model's single output [rows]."""
     if LOSS == LOGISTIC:
         result = 1 / (1 + tl.exp(-z)) - y
     else:
@@ -137,7 +137,7 @@ def residual(z, y, LOSS: tl.constexpr):
 
 @triton.jit
 def residuals(z, y, OUTPUTS: tl.constexpr):
-    """The derivative of the cross entropy by the logits [rows, classes]; 0 beyond the classes."""
+    """Return the derivative of the cross entropy by the logits [rows, classes]; 0 beyond the classes."""
     column = tl.arange(0, z.shape[1])[None, :]
     z = tl.where(column < OUTPUTS, z, float("-inf"))
     e = tl.exp(z - tl.max(z, 1)[:, None])
@@ -151,7 +151,7 @@ def product(a, b):
 
 @triton.jit
 def stepped(w, g, s1, s2, place, mask, centre, linear, mu, rate, decay, momentum, c1, c2, RULE: tl.constexpr):
-    """A parameter tile after one step of the optimiser along the risk's gradient g, and the optimiser's state."""
+    """Return a parameter tile after an optimiser's step along the risk's gradient g, and the optimiser's state."""
     if centre is not None:
         g += mu * (w - tl.load(centre + place, mask=mask, other=0.0))
     if linear is not None:
@@ -171,10 +171,10 @@ def stepped(w, g, s1, s2, place, mask, centre, linear, mu, rate, decay, momentum
 
 @triton.jit
 def rows_at(begin, end, order, index, chosen, weights, y, TILE: tl.constexpr):
-    """A tile of a batch's rows: which of the table's they are, which are there, their labels and what each one counts.
+    """Return a tile of a batch's rows: their positions in the table, the mask of present rows, labels and weights.
 
-    Only rows from `begin` to `end` of the epoch's order are there. order: arguments of `ordered` beyond the positions,
-    and whether the rows are ordered at all; the pointers are those of the lane, and of the model.
+    Rows from `begin` to `end` of the epoch's order are present. order: arguments of `ordered` after the positions, and
+    a flag for ordered rows; the pointers are those of the lane and of the model.
     """
     position = begin + tl.arange(0, TILE)
     there = position < end
@@ -196,9 +196,9 @@ def rows_at(begin, end, order, index, chosen, weights, y, TILE: tl.constexpr):
 
 @triton.jit
 def spots(PART: tl.constexpr, WIDTHS: tl.constexpr, PADS: tl.constexpr, OFFSETS: tl.constexpr, LAYERS: tl.constexpr):
-    """Where a part's weights and biases lie in the vector of parameters, and which of the padded tile are there.
+    """Return the positions of a part's weights and biases in the vector of parameters, and the mask of the padded tile.
 
-    A network of one layer has a part for each output, with a weight [inputs]. Else a part is a layer, with a weight
+    A network of one layer has a part per output, with a weight [inputs]. Otherwise a part is a layer, with a weight
     [inputs, outputs], or [inputs] for a single output at the end.
     """
     if LAYERS == 1:
@@ -222,7 +222,7 @@ def loaded(
     source, WIDTHS: tl.constexpr, PADS: tl.constexpr, OFFSETS: tl.constexpr, LAYERS: tl.constexpr,
     BIASED: tl.constexpr, PARTS: tl.constexpr, THERE: tl.constexpr,
 ):  # fmt: skip
-    """A vector of parameters as tiles: weights and biases by part. Zeros stand for what is not there."""
+    """Load a vector of parameters as tiles: weights and biases by part, padded with zeros."""
     ws, bs = (), ()
     for i in tl.static_range(PARTS):
         weight, weight_mask, bias, bias_mask = spots(i, WIDTHS, PADS, OFFSETS, LAYERS)
@@ -260,7 +260,7 @@ def bias_gradient(delta, THERE: tl.constexpr):
 
 @triton.jit
 def flat_gradient(ws, bs, x, y, share, BIASED: tl.constexpr, PARTS: tl.constexpr, LOSS: tl.constexpr):
-    """`risk_gradient` for a network of one layer: by output, without products of matrices."""
+    """Compute `risk_gradient` for a network of one layer, by output, without matrix products."""
     zs = ()
     for i in tl.static_range(PARTS):
         z = tl.sum(x * ws[i][None, :], 1)
@@ -291,14 +291,14 @@ def gradient(
     ws, bs, x, y, share, WIDTHS: tl.constexpr, PADS: tl.constexpr, ACTS: tl.constexpr, BIASES: tl.constexpr,
     LAYERS: tl.constexpr, LOSS: tl.constexpr,
 ):  # fmt: skip
-    """`risk_gradient` for a network of several layers."""
+    """Compute `risk_gradient` for a network of several layers."""
     acts = (x,)
     for i in tl.static_range(LAYERS - 1):
         a = product(acts[i], ws[i])
         if BIASES[i]:
             a += bs[i][None, :]
         act = activated(a, ACTS[i])
-        if ACTS[i] == SIGMOID:  # one half of nothing: units that pad the tile must not learn
+        if ACTS[i] == SIGMOID:  # sigmoid(0) = 1/2: units that pad the tile must not learn
             act = tl.where((tl.arange(0, PADS[i + 1]) < WIDTHS[i + 1])[None, :], act, 0.0)
         acts = acts + (act,)
     if PADS[LAYERS] == 1:
@@ -331,7 +331,7 @@ def risk_gradient(
     ws, bs, x, y, share, WIDTHS: tl.constexpr, PADS: tl.constexpr, ACTS: tl.constexpr, BIASED: tl.constexpr,
     LAYERS: tl.constexpr, PARTS: tl.constexpr, LOSS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the sum over a tile's rows of share times loss: weights and biases by part."""
+    """Compute the gradient of the sum over a tile's rows of share times loss: weights and biases by part."""
     if LAYERS == 1:
         gws, gbs = flat_gradient(ws, bs, x, y, share, BIASED, PARTS, LOSS)
     else:
@@ -341,7 +341,7 @@ def risk_gradient(
 
 @triton.jit
 def features_of(rows, there, x, low, scale, WIDTH: tl.constexpr, PAD: tl.constexpr):
-    """The features of a tile of rows of the table, standardised where there is a scaling."""
+    """Load the features of a tile of the table's rows, standardised if there is a scaling."""
     column = tl.arange(0, PAD)[None, :]
     data = tl.load(x + rows[:, None] * WIDTH + column, mask=there[:, None] & (column < WIDTH), other=0.0)
     if low is not None:
@@ -351,7 +351,7 @@ def features_of(rows, there, x, low, scale, WIDTH: tl.constexpr, PAD: tl.constex
 
 @triton.jit
 def look_up(begin, end, order, index, chosen, weights, y, table, BLOCK: tl.constexpr):
-    """Write down for positions from `begin` to `end`: the table's rows, their labels and what they count."""
+    """Store rows, labels and weights for positions from `begin` to `end`."""
     rows, _, labels, share = rows_at(begin, end, order, index, chosen, weights, y, BLOCK)
     place = table + tl.arange(0, BLOCK)
     tl.store(place, rows.to(tl.int32))
@@ -363,7 +363,7 @@ def look_up(begin, end, order, index, chosen, weights, y, table, BLOCK: tl.const
 def batch_at(
     place, count, table, x, low, scale, WIDTH: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A batch of this many of the rows that `look_up` wrote down: features, labels and what each row counts."""
+    """Load a batch of the rows that `look_up` stored: features, labels and weights."""
     line = tl.arange(0, TILE)
     there = line < count
     rows = tl.load(table + place + line, mask=there, other=0).to(tl.int64)
@@ -380,11 +380,11 @@ def train_small(
     LAYERS: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr, LOSS: tl.constexpr, RULE: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Epochs `first` to `last` of one model of one lane. BIASED: which of its PARTS have a bias.
+    """Train one model of one lane for epochs `first` to `last`. BIASED: the PARTS with a bias.
 
-    BLOCK: rows of so many positions are looked up at once, for several batches that fit into one tile each, since a
-    step alone would wait for them; 0: a batch is a sum over tiles. AHEAD: rows of the next batch are loaded before the
-    step with this one.
+    BLOCK: number of positions for which rows are looked up at once, for several batches of one tile each, because a
+    single step would wait for them; 0: a batch is a sum over tiles. AHEAD: load the next batch's rows before this
+    batch's step.
     """
     model = tl.program_id(0).to(tl.int64)
     lane = model // models
@@ -500,8 +500,8 @@ def multiplied(
     right, RIGHT_INNER: tl.constexpr, column, there_column, INNER: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Add the product [rows, columns] of two matrices in memory, as a sum of outer products of vectors that every
-    thread reads from the cache for itself. Entries lie these distances apart; those in a row on the right are
-    neighbours. Threads hold the result as the load that it comes from arranged it: several neighbours each."""
+    thread reads from the cache. Arguments give the strides; entries in a row of the right matrix are neighbours.
+    Threads hold the result in the arrangement of the load it comes from: several neighbours each."""
     for begin in range(0, INNER - INNER % UNROLL, UNROLL):
         for more in tl.static_range(UNROLL):
             a = tl.load(left + row * LEFT_ROW + (begin + more) * LEFT_INNER, mask=there_row, other=0.0)
@@ -516,7 +516,7 @@ def multiplied(
 
 @triton.jit
 def turn(weight, target, IN: tl.constexpr, OUT: tl.constexpr, PITCH: tl.constexpr, SPAN: tl.constexpr):
-    """Lay a weight [OUT, IN] out by inputs, as the products of `forward` need it."""
+    """Transpose a weight [OUT, IN], as the products of `forward` need it."""
     for begin in range(0, IN, 64):
         column = begin + tl.arange(0, 64)
         for first in range(0, OUT, SPAN):
@@ -532,7 +532,7 @@ def forward(
     PITCH: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, SPAN: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """A layer's outputs for a tile of rows; KIND 0: without an activation."""
+    """Compute a layer's outputs for a tile of rows; KIND 0: without an activation."""
     line = tl.arange(0, TILE)
     for first in range(0, OUT, SPAN):
         out = first + tl.arange(0, SPAN)
@@ -553,8 +553,8 @@ def backward(
     PITCH: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, TILE: tl.constexpr, SPAN_IN: tl.constexpr,
     SPAN: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Add a layer's gradient from a tile of rows to the total, which starts here where it is `fresh`. Where the inputs
-    were activated (KIND), the loss's slopes by them before that go to the target."""
+    """Add a layer's gradient from a tile of rows to the total, which begins here if `fresh`. If the inputs were
+    activated (KIND), write the loss's derivatives before the activation to the target."""
     line = tl.arange(0, TILE)
     for begin in range(0, IN, SPAN_IN):
         column = begin + tl.arange(0, SPAN_IN)
@@ -589,11 +589,11 @@ def train_wide(
     PITCHES: tl.constexpr, INPUTS: tl.constexpr, SLOPES: tl.constexpr, TURNED: tl.constexpr, SCRATCH: tl.constexpr,
     LAST: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Epochs `first` to `last` of all `every` models, one after another in each program.
+    """Train all `every` models for epochs `first` to `last`, one after another in each program.
 
-    A program's part of the scratch memory holds the total gradient and, by layer, a tile of INPUTS [TILE, inputs], the
-    loss's SLOPES by the outputs [TILE, outputs] and the TURNED weight [inputs, outputs]. PITCHES: from one row of them
-    to the next, by width; SPANS: units taken at once, likewise; LAST: the model's outputs, padded.
+    A program's scratch memory holds the total gradient and, by layer, a tile of INPUTS [TILE, inputs], the loss's
+    SLOPES by the outputs [TILE, outputs] and the TURNED weight [inputs, outputs]. PITCHES: stride of their rows, by
+    width; SPANS: units processed at once, by width; LAST: the model's padded outputs.
     """
     total = scratch + tl.program_id(0).to(tl.int64) * SCRATCH
     line = tl.arange(0, TILE)
@@ -602,7 +602,7 @@ def train_wide(
         lane = model // models
         n = tl.load(counts + lane).to(tl.int32)
         if n > 0:
-            never = tl.full([1, 1], 0, tl.int1) | (n < 0)  # what only arranges a tile is not loaded
+            never = tl.full([1, 1], 0, tl.int1) | (n < 0)  # such loads only arrange a tile: mask them out
             a, b, turns = layout(n)
             key = tl.load(keys + lane).to(tl.uint64, bitcast=True)
             picked, own_chosen, own_weights = index + tl.load(starts + lane), None, None

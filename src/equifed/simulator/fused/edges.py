@@ -1,8 +1,8 @@
 """The fused kernel of edge-popup (`EdgePopup`) for the CPU: all steps of a lane's scores in one compiled loop.
 
-A step cuts each layer's scores, writes the network that remains, sends the batch through it and moves the scores. The
-cut is looked for near the last step's, in a few passes over scores that lie in the cache. Where every group has scores
-of its own, a group's network sees the group's rows only. What is left are the products, and they are BLAS's.
+A step cuts each layer's scores, writes the remaining network, passes the batch through it and updates the scores. The
+cut is searched near the last step's, in a few passes over scores in the cache. If every group has its own scores, a
+group's network sees the group's rows only. The remaining work are matrix products by BLAS.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from equifed.simulator.fused.problem import LOSSES, Problem
 from equifed.simulator.threads import share_out
 
 TILE = 256
-"""Rows that go through the network at a time."""
+"""Number of rows that pass through the network at a time."""
 _compiled = kept(**OPTIONS)
 _NONE, _NONE_2 = np.zeros(0, f32), np.zeros((0, 0), f32)
 
 
 @dataclass(frozen=True)
 class Edges:
-    """What edge-popup needs besides a `Problem`, whose parameters are the scores."""
+    """The inputs of edge-popup other than a `Problem`, in which the scores are the parameters."""
 
     weights: Tensor
     """theta^w of each lane [L, size]."""
     kept: Tensor
-    """How many edges of each layer remain in each model of each lane [L, U, layers], int64."""
+    """Number of remaining edges of each layer in each model of each lane [L, U, layers], int64."""
     s: Tensor
-    """Groups of all rows [rows], int64; negative where unknown."""
+    """Groups of all rows [rows], int64; negative if unknown."""
     groups: int
-    """Model u of a lane learns from rows of group u modulo this, and of unknown group; 0: every model from all rows."""
+    """Number of groups: model u learns from rows of group u modulo this, and of unknown group; 0: from all rows."""
 
 
 def train(problem: Problem, edges: Edges, scores: Tensor, state: Tensor, taken: Tensor, epochs: range) -> None:
-    """These epochs of all lanes: scores [L, U, size], the optimiser's numbers [L, U, moments, size] and how many steps
-    each lane has taken [L] are changed in place."""
+    """Train all lanes for these epochs; update scores [L, U, size], optimiser state [L, U, moments, size] and the
+    number of steps of each lane [L] in place."""
     network, local = problem.network, problem.local
     shift, factor = (part.contiguous().numpy() for part in problem.scaling) if problem.scaling else (_NONE_2, _NONE_2)
     given = (
@@ -53,7 +53,7 @@ def train(problem: Problem, edges: Edges, scores: Tensor, state: Tensor, taken: 
         *(problem.start.numpy(), problem.n.numpy(), problem.keys.numpy().view(np.uint64), shift, factor),
         *(edges.weights.numpy(), edges.kept.numpy(), scores.numpy(), state.numpy(), taken.numpy()),
     )
-    # lanes have threads of their own, which those of BLAS would only disturb
+    # lanes are distributed over threads, which BLAS threads would only slow down
     with _blas().limit(limits=1, user_api="blas"):
         share_out(lambda lane: _lane(lane, *given), len(scores), problem.threads)
 
@@ -70,7 +70,7 @@ def _lane(  # type: ignore[no-untyped-def]
     lane, widths, activations, loss, adam, momentum, decay, rate, batch, first_epoch, last_epoch,
     x, y, s, groups, index, start, n, keys, shift, factor, weights, kept, scores, state, taken,
 ):  # fmt: skip
-    """One lane; see `Problem` and `Edges` for the arrays. Those that are not there are empty."""
+    """Train one lane; see `Problem` and `Edges` for the arrays; missing ones are empty."""
     count, models, size, depth = n[lane], scores.shape[1], scores.shape[2], len(widths) - 1
     if count == 0:
         return
@@ -127,7 +127,7 @@ def _lane(  # type: ignore[no-untyped-def]
 
 @_compiled
 def _select(widths, w, scores, kept, cuts, theta):  # type: ignore[no-untyped-def]
-    """theta^w * M; `cuts` holds those of the step before."""
+    """Write theta^w * M to `theta`; `cuts` holds the previous step's cuts."""
     begin = 0
     for layer in range(len(cuts)):
         end = begin + widths[layer] * widths[layer + 1]
@@ -140,7 +140,8 @@ def _select(widths, w, scores, kept, cuts, theta):  # type: ignore[no-untyped-de
 
 @_compiled
 def _tile(widths, activations, loss, theta, values, labels, scale, rows, slope, spare, gradient):  # type: ignore[no-untyped-def]
-    """The gradient of these rows' scaled losses by the network's weights, from features at the start of `values`."""
+    """Add the gradient of these rows' scaled losses by the network's weights, from features at the start of
+    `values`."""
     depth, source, begin = len(widths) - 1, 0, 0
     for layer in range(depth):
         inputs, outputs = widths[layer], widths[layer + 1]

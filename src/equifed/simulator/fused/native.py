@@ -1,7 +1,7 @@
-"""Compiled functions that are kept on disk as machine code.
+"""Compiled functions, stored on disk as machine code.
 
 numba compiles a function once per machine, which takes some 10 s. Every later process loads the machine code by
-llvmlite alone: importing numba, and having it load its own cache, takes longer than a short simulation.
+llvmlite alone, because importing numba and loading its cache takes longer than a short simulation.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ import numpy as np
 from equifed.files import cache_home, write_atomic
 
 Kind = tuple[type[Any], int]
-"""What a parameter is: a NumPy type, and how many axes an array of them has; 0: it is one number."""
+"""Kind of a parameter: its NumPy type, and the number of axes of an array; 0 for a single number."""
 NUMBERS: dict[type[Any], Any] = {np.int64: ctypes.c_int64, np.float32: ctypes.c_float}
 """Types of single numbers."""
 
 
 class Native:
-    """The function `name` of the sibling module `module`, which numba can compile, returns nothing and allocates
-    nothing: machine code has no Python and no numba to call."""
+    """The compiled function `name` of the sibling module `module`. It must return nothing and allocate nothing, because
+    machine code cannot call Python or numba."""
 
     def __init__(self, module: str, name: str, *kinds: Kind) -> None:
         self.module, self.name, self.kinds = module, name, kinds
         self._expected = [(np.dtype(kind), axes) for kind, axes in kinds]
         self._engines: list[Any] = []
-        """Which own loaded code: it lives as long as this function. Two threads may both load it."""
+        """Engines that own loaded code and so must live as long as this function. Two threads may both load it."""
 
-    def given(self, *arguments: Any) -> Callable[..., None]:
-        """The function with these first arguments; the others are numbers. It lets go of Python's lock."""
+    def bind(self, *arguments: Any) -> Callable[..., None]:
+        """Bind the first arguments; the remaining ones are numbers. The function releases Python's lock."""
         values, shapes = [], []
         for argument, (dtype, axes) in zip(arguments, self._expected, strict=False):
             if axes:
                 if argument.dtype != dtype or argument.ndim != axes or not argument.flags.c_contiguous:
-                    raise TypeError(f"{self.name} takes no array of {argument.dtype} {argument.shape} there.")
+                    raise TypeError(f"{self.name} does not accept an array of {argument.dtype} {argument.shape} there.")
                 shapes.extend(argument.shape)
                 argument = argument.ctypes.data
             values.append(argument)
         extents = np.array(shapes, np.int64)
         function = partial(self._function, extents.ctypes.data, *values)
 
-        def call(*rest: Any, kept: Any = (arguments, extents)) -> None:  # the addresses are theirs
+        def call(*rest: Any, kept: Any = (arguments, extents)) -> None:  # keeps the memory at these addresses alive
             function(*rest)
 
         return call
 
     @cached_property
     def _function(self) -> Callable[..., None]:
-        """The loaded code. Its first argument is where the extents of all arrays are."""
+        """The loaded function. Its first argument is the address of the extents of all arrays."""
         from llvmlite import binding as llvm
 
         llvm.initialize_native_target()
@@ -73,40 +73,40 @@ class Native:
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p, *parameters)(address)
 
     def _code(self, target: Any) -> bytes:
-        """An object file: from the disk where one is that fits, made now where not."""
+        """Return the object file: from the disk if it has a valid one, otherwise compiled now."""
         file = f"{self.module}.{self.name}-{self._fingerprint()}.o"
         for folder in _folders():
             try:
                 stored = (folder / file).read_bytes()
             except OSError:
                 continue
-            if hashlib.sha256(stored[32:]).digest() == stored[:32]:  # what is damaged is made again
+            if hashlib.sha256(stored[32:]).digest() == stored[:32]:  # a damaged file is made again
                 return stored[32:]
-        code = self._compiled(target)
+        code = self._compile(target)
         for folder in _folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_atomic(folder / file, hashlib.sha256(code).digest() + code)
                 break
-            except OSError:  # where nothing can be written, every process compiles
+            except OSError:  # if no folder is writable, every process compiles
                 continue
         return code
 
     def _fingerprint(self) -> str:
-        """Of all that the machine code depends on: the sources, the compiler, the processor."""
+        """Return a fingerprint of all that the machine code depends on: sources, compiler, processor."""
         import llvmlite  # each numba has its own llvmlite
 
-        told = hashlib.sha256(repr((llvmlite.__version__, self.kinds, _processor())).encode())
+        digest = hashlib.sha256(repr((llvmlite.__version__, self.kinds, _processor())).encode())
         for source in sorted(Path(__file__).parent.glob("cpu*.py")):
-            told.update(source.read_bytes())
-        return told.hexdigest()[:16]
+            digest.update(source.read_bytes())
+        return digest.hexdigest()[:16]
 
-    def _compiled(self, target: Any) -> bytes:
-        """The object file, made by numba."""
+    def _compile(self, target: Any) -> bytes:
+        """Compile the function by numba; return the object file."""
         from llvmlite import binding as llvm
         from numba import carray, cfunc, from_dtype, types
 
-        # numba has no way to give arrays to a function from outside but by their addresses
+        # numba can pass arrays to a function from outside only by their addresses
         names = [f"p{number}" for number in range(len(self.kinds))]
         parameters: list[Any] = [types.CPointer(types.int64)]
         passed, extent = [], 0
@@ -123,7 +123,7 @@ class Native:
         made = cfunc(types.void(*parameters), error_model="numpy")(scope["entry"])
         text = made.inspect_llvm().replace(made.native_name, self.name)
         assert "numba.dynamic.globals" not in text, "an object of this process"
-        # numba's parts for exceptions and reference counts are there but never reached: nothing raises or allocates
+        # numba's code for exceptions and reference counts is never reached, because nothing raises or allocates
         process = ctypes.CDLL(None)
         for name in [f.name for f in llvm.parse_assembly(text).functions if f.is_declaration]:
             if not name.startswith("llvm.") and not hasattr(process, name):
@@ -145,6 +145,6 @@ def _processor() -> dict[str, str]:
 
 
 def _folders() -> Iterator[Path]:
-    """Where machine code may lie: beside the package, or with the user's files."""
+    """Yield the folders for machine code: the package's, then the user's cache."""
     yield Path(__file__).parent / "__pycache__"
     yield cache_home() / "kernels"

@@ -1,4 +1,4 @@
-"""From a phase's local training to the kernels and back."""
+"""Convert a phase's local training to the kernels' problem, and its result back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from equifed import tree
-from equifed.edge_popup import EdgePopup, kept
-from equifed.modules import frozen
+from equifed.edge_popup import EdgePopup, num_kept
+from equifed.modules import frozen_values
 from equifed.protocol import EmpiricalRisk
 from equifed.simulator.fused.problem import Network, Problem, network_of
 from equifed.simulator.job import Job
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Fused:
-    """What the fused path needs of a job."""
+    """Local training by the fused kernels."""
 
     def __init__(self, job: Job, tables: Tables) -> None:
         self.job, self.tables = job, tables
@@ -36,15 +36,15 @@ class Fused:
 
     @cached_property
     def _kernels(self) -> Any:
-        """The module that trains on this job's device; each is imported only where it is used."""
+        """The kernels' module for this job's device, imported on first use."""
         name = "equifed.simulator.fused." + self.job.device.type
         return importlib.import_module(name)
 
     def _columns(self) -> tuple[Tensor, Tensor]:
-        """Features [rows, inputs] and labels [rows] of all rows, as kernels read them."""
+        """Return features [rows, inputs] and labels [rows] of all rows, as kernels read them."""
         x, y = self._whole
         window = self.tables.window
-        if window is not None:  # its rows are others in every round
+        if window is not None:  # its rows change every round
             new = slice(window.begin, window.begin + window.filled)
             y[new] = self.tables.y[new]
             if x.data_ptr() != self._flat.data_ptr():
@@ -65,18 +65,18 @@ class Fused:
             return "device"
         if self.job.has_dropout:
             return "dropout"
-        if frozen(self.job.task.module):
+        if frozen_values(self.job.task.module):
             return "frozen"
         return "model" if self.network is None else self._kernels.obstacle(self.network)
 
     def obstacle(self, work: LaneTraining, parameters: Tree) -> str:
-        """Why this training takes another path: a word that the note "kernel" explains; empty where it need not."""
+        """Return why this training cannot be fused, as a word that the note "kernel" explains; empty if it can."""
         loss = work.steps.work.loss
         if type(loss) not in (EmpiricalRisk, EdgePopup):
             return "loss"
         if work.steps.work.after_step is not None:
             return "after_step"
-        if type(loss) is EdgePopup and work.resample is not None:  # its kernel takes the lane's own rows
+        if type(loss) is EdgePopup and work.resample is not None:  # its kernel does not support resampling
             return "loss"
         if type(loss) is EdgePopup and self.job.device.type != "cpu":
             return "device"
@@ -87,14 +87,14 @@ class Fused:
         return "" if same else "parameters"
 
     def _pack(self, parameters: Tree, lanes: int) -> Tensor:
-        """Parameters by name [L, ..., shape] as one vector for each model of each lane [L, U, size]."""
+        """Pack parameters by name [L, ..., shape] into one vector for each model of each lane [L, U, size]."""
         assert self.network is not None
         shapes = self._shapes
         parts = [parameters[name].reshape(lanes, -1, shapes[name].numel()) for name in self.network.names]
         return torch.cat(parts, -1)
 
     def _unpack(self, theta: Tensor, like: Tree) -> Tree:
-        """The inverse of `_pack`, with the shapes and the order of `like`."""
+        """Invert `_pack`, with the shapes and the order of `like`."""
         assert self.network is not None
         sizes = [self._shapes[name].numel() for name in self.network.names]
         parts = dict(zip(self.network.names, theta.split(sizes, -1), strict=True))
@@ -105,7 +105,7 @@ class Fused:
         return {name: parameter.shape for name, parameter in self.job.task.parameters.items()}
 
     def train(self, work: LaneTraining, parameters: Tree) -> tuple[Tree, Tree]:
-        """All epochs of all lanes, from these parameters: the trained ones, and the context of the last epoch."""
+        """Train all lanes for all epochs; return the trained parameters and the last epoch's context."""
         loss, local, count = work.steps.work.loss, self.job.task.local, len(work.lanes)
         assert self.network is not None
         assert isinstance(loss, EmpiricalRisk | EdgePopup)
@@ -122,13 +122,13 @@ class Fused:
         if isinstance(loss, EdgePopup):
             from equifed.simulator.fused import edges
 
-            edges.train(problem, self._edges(loss, work, theta), theta, state, taken, range(work.epochs))
+            edges.train(problem, self._make_edges(loss, work, theta), theta, state, taken, range(work.epochs))
             return self._unpack(theta, parameters), work.context
-        mu = None if loss.mu is None else self._of_models(work.steps.number("mu", work.inputs.hyper).to(theta), theta)
-        problem = replace(problem, weights=_row_weights(loss, work.per_row, count), mu=mu)
+        mu = None if loss.mu is None else self._expand(work.steps.number("mu", work.inputs.hyper).to(theta), theta)
+        problem = replace(problem, weights=_pack_row_weights(loss, work.per_row, count), mu=mu)
         for epochs in work.stretches():
             if work.resample is not None:
-                work = work.resampled(self._unpack(theta, parameters), epochs.start)
+                work = work.with_resampled_rows(self._unpack(theta, parameters), epochs.start)
             centre, linear = (
                 None if name is None else self._pack(work.context[name], count)
                 for name in (None if loss.mu is None else loss.centre, loss.linear)
@@ -137,27 +137,27 @@ class Fused:
             self._kernels.train(problem, theta, state, taken, epochs)
         return self._unpack(theta, parameters), work.context
 
-    def _of_models(self, number: Tensor, theta: Tensor) -> Tensor:
-        """A number of the loss for each model of each lane [L, U]."""
+    def _expand(self, number: Tensor, theta: Tensor) -> Tensor:
+        """Expand a number of the loss to each model of each lane [L, U]."""
         lanes, models = theta.shape[:2]
         if number.dim() < 2:
             return number.reshape(-1, 1).expand(lanes, models).contiguous()
         return number.repeat_interleave(models // number.shape[1], 1).contiguous()
 
-    def _edges(self, loss: EdgePopup, work: LaneTraining, theta: Tensor) -> Edges:
+    def _make_edges(self, loss: EdgePopup, work: LaneTraining, theta: Tensor) -> Edges:
         from equifed.simulator.fused.edges import Edges
 
         assert self.network is not None
-        keep = self._of_models(work.steps.number("keep", work.inputs.hyper), theta)
-        numbers = [torch.as_tensor(kept(keep, self._shapes[name].numel())) for name in self.network.names]
+        keep = self._expand(work.steps.number("keep", work.inputs.hyper), theta)
+        numbers = [torch.as_tensor(num_kept(keep, self._shapes[name].numel())) for name in self.network.names]
         # settings that share a lane share its seed, and so the weights
         weights = self._pack(work.context, len(theta))[:, 0].contiguous()
         groups = self.job.task.num_groups if loss.by_group else 0
         return Edges(weights, torch.stack(numbers, -1).contiguous(), self.tables.s.long(), groups)
 
 
-def _row_weights(loss: EmpiricalRisk, per_row: dict[str, Tensor], lanes: int) -> Tensor | None:
-    """w of each lane's rows for each model [L, U, n]."""
+def _pack_row_weights(loss: EmpiricalRisk, per_row: dict[str, Tensor], lanes: int) -> Tensor | None:
+    """Return w of each lane's rows for each model [L, U, n]; None without row weights."""
     if loss.weights is None:
         return None
     values = per_row[loss.weights]
