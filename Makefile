@@ -8,7 +8,7 @@ ifneq ($(wildcard ../shared/data/SHA256SUMS),)
 export EQUIFED_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test test-portable test-full lint bench bench-peers lock upgrade clean
+.PHONY: demo test test-portable test-full check-new lint bench bench-peers lock upgrade clean
 
 .venv/ready: pyproject.toml papers/pyproject.toml requirements.lock tools/install.py
 	@command -v $(PYTHON) >/dev/null || { echo "Cannot install: there is no program '$(PYTHON)'. equifed needs Python" \
@@ -39,6 +39,9 @@ test-portable: .venv/ready  ## The tests once for every instruction set that thi
 
 test-full: .venv/ready  ## Everything, slow suites too: what a nightly run does.
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check-new: .venv/ready  ## What a new method, metric or partitioner still lacks, and its tests: make check-new NAME=fedprox.
+	$(BIN)/python tools/check_new.py $(NAME)
 
 lint: .venv/ready  ## Style, types, and which module may import which.
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.samples import in_sample
 from torch import Tensor
 
 import equifed as ef
@@ -140,7 +141,10 @@ def lying(method: Method, name: str, change: Callable[[Tensor], Tensor]) -> Lyin
 
 @pytest.mark.parametrize(
     ("method", "name", "change", "reason"),
-    [pytest.param(*lie, marks=pytest.mark.full if i % 2 else ()) for i, lie in enumerate(LIES)],
+    [
+        pytest.param(*lie, marks=() if in_sample(f"{lie[0].name} {lie[1]} {lie[3]}", 3) else pytest.mark.full)
+        for lie in LIES
+    ],
     ids=[f"{lie[0].name} {lie[1]} {i}" for i, lie in enumerate(LIES)],
 )
 def test_a_finite_lie_is_refused(method: Method, name: str, change: Any, reason: str, uneven: ef.Federation) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from contract.test_contract import METHODS, SETTINGS, VARIANTS, assert_same, run
+from support.samples import sampled_methods
 from torch.func import vmap
 
 import equifed as ef
@@ -117,7 +118,7 @@ def test_fedavg_is_the_weighted_mean_of_clipped_updates(engine: str, uneven: Fed
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(m, marks=pytest.mark.full if i % 6 else ()) for i, m in enumerate(CLIPPABLE)],
+    sampled_methods(CLIPPABLE, 6),
     ids=lambda method: method.name,
 )
 def test_every_method_clips_or_says_why_not(method: Method, uneven: Federation) -> None:

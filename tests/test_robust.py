@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from contract.test_contract import METHODS, SETTINGS, VARIANTS, assert_same, run
+from support.samples import sampled_methods
 from torch.func import vmap
 
 import equifed as ef
@@ -213,7 +214,7 @@ def test_a_silo_that_declares_many_rows_gains_nothing_beyond_the_middle_one() ->
 
 OPTIONS = {"clients_per_round": "all", "dropout": 0.0, "rounds": 2, "seeds": [0]}
 ROBUST = [
-    *(pytest.param(method, marks=pytest.mark.full if i % 4 else ()) for i, method in enumerate(METHODS)),
+    *sampled_methods(METHODS, 6),
     *(pytest.param(method, marks=pytest.mark.full) for method in VARIANTS if "+" in method.name),
 ]
 NO_UPDATES = ("local", "separate-training", "frl", "e2fl", "local+eo", "local+fair")

@@ -137,12 +137,15 @@ def blaming(**fields: str) -> Iterator[None]:
         raise
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str], key: str = "") -> UnknownName:
-    """Return the error for an unknown name, with the closest known one and all known ones."""
+def unknown_name(kind: str, name: object, known: Iterable[str], key: str = "", of: str = "") -> UnknownName:
+    """Return the error for a name that does not exist, with the closest one and all known ones. of: where it would
+    belong, such as "the partition iid"."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name)[:SHORT], names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    text = f"Unknown {kind} {quoted(name)}.{hint} " + (f"Known: {', '.join(names)}." if names else "There are none.")
+    place = f" of {of}" if of else ""
+    text = f"Unknown {kind} {quoted(name)}{place}.{hint} "
+    text += f"Known: {', '.join(names)}." if names else "There are none."
     return UnknownName(text, key=key, value=name, allowed=names)
 
 

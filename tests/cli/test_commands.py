@@ -782,6 +782,7 @@ def test_methods(invoke):
     one = invoke("methods", "fedprox")
     for part in ("MLSys 2020", "(mu/2) ||theta_k - theta||^2", "at least 0", "0.01", "update, rows", "fedavg"):
         assert part in one.stdout
+    assert "Needs: nothing besides the clients' rows; with mu 0 it is fedavg" in one.stdout
     found = data(invoke("methods", "local", "--json"))
     assert found["needs"] == ["client memory"]
     assert found["leaves_a_client"] == []

@@ -254,6 +254,7 @@ WRONG_FOR_THE_DATA = [
     (_compas(partition={"kind": "natural", "column": "race", "min-rows": 30}), "partition.min-rows", "Native American"),
     (_compas(partition={"num-partitions": 100000}), "partition.num-partitions", "100000 clients need"),
     (_compas(partition={"kind": "rotation-groups", "clients-per-group": [1, 1]}), "partition.kind", "need images"),
+    (_compas(partition={"kind": "iid", "alpha": 0.3}), "partition.alpha", "Unknown key 'alpha' of the partition iid."),
     (_compas(run={"clients-per-round": 11}), "run.clients-per-round", "at most 10, got 11"),
     (_compas(run={"device": "tpu"}), "run.device", "'auto', 'cpu', 'cuda' or 'cuda:N'"),
     (_compas(model={"kind": "lenet"}), "model", "images of shape"),

@@ -12,6 +12,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from support.samples import fast, sampled_methods
 
 import equifed as ef
 from equifed import methods, tree
@@ -104,15 +105,12 @@ every_method_in_full = pytest.mark.parametrize(
     "method", [*METHODS, *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS)], ids=shown
 )
 """For tests that take long: the registry's methods always, the others in `make test-full`."""
-every_second_method = pytest.mark.parametrize(
+some_methods = pytest.mark.parametrize(
     "method",
-    [
-        *(pytest.param(method, marks=pytest.mark.full if i % 2 else ()) for i, method in enumerate(METHODS)),
-        *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS),
-    ],
+    [*sampled_methods(METHODS, 4), *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS)],
     ids=shown,
 )
-"""For tests of what few methods could do wrong: every second one always, all of them in `make test-full`."""
+"""For tests of what few methods could do wrong: some always, all of them in `make test-full`."""
 
 TRAINS_ITS_OWN_WAY = {
     "fedavg": "the mean loss",
@@ -129,8 +127,8 @@ TRAINS_ITS_OWN_WAY = {
 one_of_each_shape = pytest.mark.parametrize(
     "method",
     [
-        *(pytest.param(m, marks=() if m.name in TRAINS_ITS_OWN_WAY else pytest.mark.full) for m in METHODS),
-        *(pytest.param(m, marks=pytest.mark.full) for m in OTHERS),
+        *fast(METHODS, lambda method: method.name in TRAINS_ITS_OWN_WAY),
+        *(pytest.param(method, marks=pytest.mark.full) for method in OTHERS),
     ],
     ids=shown,
 )
@@ -224,12 +222,7 @@ SUMMED = [method for method in (*METHODS, *VARIANTS, *SKETCHES) if method.summed
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(
-            m, marks=() if m in METHODS and (m.name in TRAINS_ITS_OWN_WAY or m.summed != m) else pytest.mark.full
-        )
-        for m in SUMMED
-    ],
+    fast(SUMMED, lambda m: m in METHODS and (m.name in TRAINS_ITS_OWN_WAY or m.summed != m)),
     ids=shown,
 )
 def test_secure_sums(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +369,11 @@ def test_one_client_after_another_equals_reference(method: Method, uneven: Feder
     assert_same(clients, plain(method, uneven, engine="reference"))
 
 
-@one_of_each_shape
+@pytest.mark.parametrize(
+    "method",
+    fast((*METHODS, *OTHERS), lambda method: method in METHODS and method.name in ("fedprox", "fedavg-lr", "fedem")),
+    ids=shown,
+)  # each takes seconds to trace
 def test_fused_and_traced_steps_equal_eager_ones(
     method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,7 +404,7 @@ def test_seeds_together_equal_each_alone(method: Method, uneven: Federation) -> 
             np.testing.assert_allclose(value, together.parameters[seed][name], rtol=2e-6, atol=2e-6)
 
 
-@every_second_method
+@some_methods
 def test_order_of_clients_does_not_matter(method: Method, uneven: Federation) -> None:
     order = np.random.default_rng(0).permutation(uneven.num_clients)
     assert uneven.client_test is not None
@@ -467,7 +464,7 @@ def test_absent_clients_change_nothing(method: Method, uneven: Federation, monke
     assert_same(whole, run(method, uneven, engine="reference"))
 
 
-@every_second_method
+@some_methods
 def test_degenerate_clients_keep_everything_finite(method: Method, uneven: Federation) -> None:
     """The federation has clients with one row, none, one group, no positives; all take part here."""
     result = run(method, uneven, clients_per_round="all", dropout=0.0)
@@ -495,11 +492,7 @@ def numbers_of(method: Method) -> list[str]:
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(m, marks=() if m.name in TRAINS_ITS_OWN_WAY else pytest.mark.full)
-        for m in (*METHODS, *SKETCHES)
-        if numbers_of(m)
-    ],
+    fast([m for m in (*METHODS, *SKETCHES) if numbers_of(m)], lambda method: method.name in TRAINS_ITS_OWN_WAY),
     ids=lambda m: m.name,
 )
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:

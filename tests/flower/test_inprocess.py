@@ -14,6 +14,7 @@ import torch
 from contract.sketches import SKETCHES
 from contract.test_contract import AS_SUMS, METHODS, VARIANTS
 from flwr.app import Array, ArrayRecord, Message
+from support.samples import sampled_methods
 
 import equifed as ef
 from equifed import methods, tree
@@ -28,15 +29,12 @@ WRAPPED = [method for method in VARIANTS if "+" in method.name]
 KINDS = {(type(method), method.hyper.get("fit"), method.hyper.get("level")): method for method in reversed(WRAPPED)}
 """The first of each wrapper, wherever it is fitted and at whatever level."""
 FEDERATED = [
-    *(
-        pytest.param(method, marks=pytest.mark.full if i % 6 else ())
-        for i, method in enumerate(method for method in METHODS if not method.pooled)
-    ),
+    *sampled_methods((method for method in METHODS if not method.pooled), 6),
     *(pytest.param(method, marks=() if method in KINDS.values() else pytest.mark.full) for method in WRAPPED),
     *(pytest.param(method, marks=pytest.mark.full) for method in OPTIONS),
 ]
-"""Every sixth method and every kind of wrapper always; the others, and what options and sketches add, in `make
-test-full`."""
+"""Some methods, those that have changed, and every kind of wrapper always; the others, and what options and sketches
+add, in `make test-full`."""
 METRICS = ["round", "split", "scope", "metric"]
 
 

@@ -8,7 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from report.runs import federation, run
+from report.runs import federation, rows, run
+from sklearn.metrics import root_mean_squared_error
 
 import equifed as ef
 from equifed.cli.checks import Check
@@ -212,3 +213,20 @@ def test_facts_survive_a_file():
     for metric in CATALOGUE.values():
         facts = json.loads(json.dumps(metric.facts).replace("Infinity", '"inf"').replace('-"inf"', '"-inf"'))
         assert Metric.from_facts(facts).range == metric.range
+
+
+def test_the_gap_and_the_worst_of_errors_are_those_of_the_rows():
+    """Of a regression, from the predictions of the model itself."""
+    rng = np.random.default_rng(11)
+    x, y, s = test = rows(rng, 150, ["a", "b", "c"], "regression")
+    fed = ef.Federation.from_arrays([rows(rng, 40, ["a", "b", "c"], "regression")], test=test, task="regression")
+    result = run(ef.methods.FedAvg(), fed, seeds=[0])
+    (model,) = result.parameters.values()
+    weight, bias = (next(v for k, v in model.items() if k.endswith(end)) for end in ("weight", "bias"))
+    predicted = x @ weight.reshape(-1) + bias.reshape(-1)
+    errors = [root_mean_squared_error(y[s == group], predicted[s == group]) for group in "abc"]
+    means = [predicted[s == group].mean() for group in "abc"]
+    final = result.final().iloc[0]
+    assert final["worst_group_rmse"] == pytest.approx(max(errors), rel=1e-5)
+    assert final["rmse_difference"] == pytest.approx(max(errors) - min(errors), rel=1e-4)
+    assert final["mean_difference"] == pytest.approx(max(means) - min(means), rel=1e-4)

@@ -78,7 +78,7 @@ def test_by_hand():
         "accuracy_difference": 0.5,
     }
     found = metrics.disparities(metrics.counts(Y, P, sensitive_features=S))
-    assert list(found) == list(expected)
+    assert found.keys() >= expected.keys()
     for name, value in expected.items():
         assert float(found[name]) == pytest.approx(value), name
         assert getattr(metrics, name)(Y, P, sensitive_features=S) == pytest.approx(value), name

@@ -17,6 +17,8 @@ FROM_COUNTS = {
     *("accuracy", "worst_group_accuracy", "selection_rate", "accuracy_difference", "discrimination_index"),
     *(f"{name}_{kind}" for name in ("demographic_parity", "equal_opportunity") for kind in ("difference", "ratio")),
     *("equalized_odds_difference", "equalized_odds_ratio", "average_odds_ratio"),
+    *(f"{which}_{label}_rate" for which in ("true", "false") for label in ("positive", "negative")),
+    "f1",
 }
 
 

@@ -323,14 +323,11 @@ def test_a_value_without_rows_is_a_client_without_rows(make):
 
 
 def test_the_registry():
-    assert set(P.REGISTRY) == {
-        "iid",
-        "dirichlet",
-        "dirichlet-per-client",
-        "skewed",
-        "natural",
-        "rotation-groups",
-    }
+    """Every partitioner is known by its class's name, and part of the package's API."""
+    assert {"iid", "dirichlet", "dirichlet-per-client", "skewed", "natural", "rotation-groups"} <= set(P.REGISTRY)
+    for name, kind in P.REGISTRY.items():
+        assert kind.__name__.lower() == name.replace("-", "")
+        assert getattr(P, kind.__name__) is kind, f"import {kind.__name__} in partition/__init__.py"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
+from support.samples import fast
 from torch import nn
 
 import equifed as ef
@@ -174,9 +175,7 @@ def test_steps_against_numpy(how: dict[str, Any], size: int | None, uneven: Fede
 METHODS: list[Method] = [M.FedAvg(), M.FedProx(mu=0.3), M.KFFL(), M.FedMinMax(), M.FairFate(), M.FedEM(), M.SFFL()]
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=pytest.mark.full if i % 2 else ()) for i, m in enumerate(METHODS)], ids=repr
-)
+@pytest.mark.parametrize("method", fast(METHODS, lambda m: m.name in ("fedavg", "kffl", "fedem")), ids=repr)
 def test_lanes_equal_the_reference(method: Method, uneven: Federation) -> None:
     lanes, reference = (ef.simulate(method, uneven, engine=name, **QUICK) for name in ("lanes", "reference"))  # type: ignore[arg-type]
     for name, value in reference.parameters[3].items():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.samples import sampled_methods
 from torch import nn
 
 import equifed as ef
@@ -63,7 +64,7 @@ def assert_same_bits(left: list[np.ndarray], right: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(each, marks=pytest.mark.full if i % 2 else ()) for i, each in enumerate(VARIANTS)],
+    sampled_methods(VARIANTS, 3),
     ids=lambda method: f"{method.name}",
 )
 def test_a_saved_result_predicts_the_same_bits(uneven: Federation, method: M.Method, tmp_path: Path) -> None:

@@ -339,7 +339,8 @@ def methods(
         print_json(method)
         return
     needs = ", ".join(method["needs"]) or "nothing besides the clients' rows"
-    parent = f"; with its fairness weight 0 it is {method['parent']}" if method["parent"] else ""
+    weights = " and ".join(method["vanishes"])
+    parent = f"; with {weights} 0 it is {method['parent']}" if method["parent"] else ""
     show(f"{method['name']}: {method['summary']}\n", method["equations"], f"\nNeeds: {needs}{parent}\n")
     show(phases_table(method), "", hyper_table(method) if method["hyper_parameters"] else "No hyper-parameters.")
     if method["knob"]:

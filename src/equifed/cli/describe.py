@@ -37,6 +37,7 @@ def describe_method(name: str) -> dict[str, Any]:
         "citation": citation.plain or None,
         "bibtex": citation.bibtex or None,
         "parent": method.parent or None,
+        "vanishes": [option.name.replace("_", "-") for option in methods.options(method).values() if option.vanishes],
         "knob": _knob(method.knob) if method.knob else None,
         "needs": [need for need, needed in needs.items() if needed],
         "personal": method.personal,

@@ -297,8 +297,8 @@ _OTHER_SECTIONS = {
         DATA,
         "partition.kind",
         "KIND",
-        "Who holds which rows of a data set or of one table: iid, dirichlet, skewed, natural, ... (default: the "
-        "preset's own clients, or dirichlet)",
+        "Who holds which rows of a data set or of one table, such as dirichlet or natural: docs/data.md has all. "
+        "(default: the preset's own clients, or dirichlet)",
     ),
     "num_partitions": (DATA, "partition.num-partitions", "N", "Clients. (default: the preset's)"),
     "alpha": (DATA, "partition.alpha", "X", "Dirichlet concentration; small is heterogeneous. (default: 0.5)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from equifed.cli.checks import AnyCheck, TargetCheck, checks_of_each, failures
+from equifed.cli.checks import AnyCheck, Check, TargetCheck, checks_of_each, failures
 from equifed.cli.console import name_of, near, print_json, say, show
 from equifed.cli.options import Goal, Output, Settings, split_names
 from equifed.cli.progress import Board, Watch
@@ -24,7 +24,7 @@ from equifed.cli.tables import (
     frame_table,
     gaps_by_attribute,
     gaps_table,
-    groups_table,
+    groups_tables,
     local_table,
     metrics_table,
     pareto_of,
@@ -46,6 +46,7 @@ from equifed.simulation import Simulation
 from equifed.simulator import Job
 from equifed.store import Recording, RunFolder, Store, trackers
 from equifed.studies.comparing import Ended, make_fitting_jobs, run_in_turn, share_out
+from equifed.target import parse_targets
 from equifed.verdict.answering import answer
 from equifed.verdict.comparison import Comparison, check_margin
 from equifed.verdict.outcome import Answer
@@ -206,7 +207,9 @@ def compare(
         "failed_methods": broken,
         **_answered(compared.answer, failed),
     }
-    _print_comparison(configs[0], feds[0], [_recorded(*each) for each in ended], output, more)
+    _print_comparison(
+        configs[0], feds[0], [_recorded(*each) for each in ended], output, more, _asked(compared.results, checks)
+    )
     for note in _shared_notes(compared.results):
         say(f"Note: {note}")
     if not output.json:
@@ -274,7 +277,16 @@ def _config(data: dict[str, Any], method: str, settings: Settings, methods: Sequ
     return parse_config(raw, overrides, source=source, chosen_from=len(methods) > 1)
 
 
-def _print_comparison(config: Config, fed: Federation, records: list[Record], output: Output, more: Record) -> None:
+def _asked(results: Sequence[Result], checks: Sequence[AnyCheck]) -> set[str]:
+    """The metrics that --metrics, --target and --fail-if name: they get a column."""
+    named = {getattr(name, "name", name) for result in results for name in result.settings.metrics}
+    targets = {target.metric for result in results for target in parse_targets(result.settings.target)}
+    return named | targets | {check.metric for check in checks if isinstance(check, Check)}
+
+
+def _print_comparison(
+    config: Config, fed: Federation, records: list[Record], output: Output, more: Record, asked: Collection[str]
+) -> None:
     settings, data, run = config.resolved(), config.data, config.run
     if output.json:
         kept = {key: settings[key] for key in ("run", "data", "partition", "model", "local") if key in settings}
@@ -288,8 +300,8 @@ def _print_comparison(config: Config, fed: Federation, records: list[Record], ou
         + (f", partition {settings['partition']['kind']}" if "partition" in settings else "")
         + (f", updates gathered by {run.robust} against a share of {run.liars:g} liars" if run.robust else "")
         + (f", groups by {', '.join(fed.provenance['sensitive'])}\n" if "sensitive" in fed.provenance else "\n"),
-        comparison(records),
-        footnotes(records),
+        comparison(records, asked),
+        footnotes(records, asked),
     )
 
 
@@ -315,7 +327,8 @@ def print_result(
         if result.swept and compared:
             show(pareto_table(result))
         else:
-            show(comparison([summary]), footnotes([summary]), *silos_table(result), *robust_table(result))
+            asked = _asked([result], checks)
+            show(comparison([summary], asked), footnotes([summary], asked), *silos_table(result), *robust_table(result))
         if compared:
             show(*_lines(compared.verdict))
         if len(folders) == 1:
@@ -369,7 +382,7 @@ def _show_finished(
     if result.swept:
         show(pareto_table(result))
     else:
-        parts = (groups_table(result), *gaps_table(result), *local_table(result), *silos_table(result))
+        parts = (*groups_tables(result), *gaps_table(result), *local_table(result), *silos_table(result))
         show(metrics_table(summary), "", *parts, *robust_table(result), "", warnings_of([summary]))
     if compared:
         show(*_lines(compared.verdict))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Sequence
+import textwrap
+from collections.abc import Collection, Container, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 NARROW = 110
 """Below this width means and deviations go on two lines."""
+
+HEADING = 18
+"""Letters of a group's name on one line of a heading."""
 
 Record = dict[str, Any]
 
@@ -98,11 +103,17 @@ def plain_table(*headings: str, numbers: Container[int] = (), title: str | None 
     return table
 
 
-def comparison(records: Sequence[Record]) -> Table:
+def comparison_columns(records: Sequence[Record], asked: Collection[str] = ()) -> list[str]:
+    """The metrics that the comparison shows, with those that were asked for by name."""
+    measured = set().union(*(each["metrics"] for each in records))
+    return catalogue.ordered([*catalogue.shown(measured, "table"), *measured.intersection(asked)])
+
+
+def comparison(records: Sequence[Record], asked: Collection[str] = ()) -> Table:
     """A row per method: mean ± sample standard deviation over seeds of the final test metrics."""
     from equifed.verdict.wording import size
 
-    columns = catalogue.shown(set().union(*(each["metrics"] for each in records)), "table")
+    columns = comparison_columns(records, asked)
     headings = ["method", *(describe(name).short for name in columns), "up + down", "seconds"]
     narrow = out().width < NARROW
     if narrow:
@@ -119,7 +130,7 @@ def comparison(records: Sequence[Record]) -> Table:
     return table
 
 
-def footnotes(records: Sequence[Record]) -> str:
+def footnotes(records: Sequence[Record], asked: Collection[str] = ()) -> str:
     from equifed.verdict.wording import size
 
     lines = ["Mean ± standard deviation over seeds on the test set; bytes per client and round."]
@@ -130,8 +141,10 @@ def footnotes(records: Sequence[Record]) -> str:
     ]
     if once:
         lines.append(f"Besides, before the first round or after the last, bytes per client: {', '.join(once)}.")
-    if any("demographic_parity_difference" in run["metrics"] for run in records):
-        lines.append("DP demographic parity, EOpp equal opportunity, EOdds equalized odds: largest gap of two groups.")
+    columns = map(describe, comparison_columns(records, asked))
+    shortened = [f"{column.short}: {column.title}" for column in columns if column.short != column.title]
+    if shortened:
+        lines.append(f"{'; '.join(shortened)}.")
     lines.append(warnings_of(records))
     return "\n".join(filter(None, lines))
 
@@ -228,8 +241,8 @@ def pareto_table(result: Result) -> Table:
     return table
 
 
-def groups_table(result: Result) -> Table:
-    """Per-group means over seeds of the last round."""
+def groups_tables(result: Result) -> list[Table | str]:
+    """Per-group means over seeds of the last round: a table, or several where there are many groups."""
     from equifed.verdict.silos import Silos, as_disclosed
 
     silos = Silos.of(result)
@@ -247,10 +260,26 @@ def groups_table(result: Result) -> Table:
             return "withheld" if silos is not None and silos.hides(metric, groups=[name]) else "undefined"
         return f"{mean:.4g}" + ("" if defined == len(values) else f" ({defined} of {len(values)})")
 
-    table = plain_table("metric", *names, numbers=range(1, 1 + len(names)), title="By group, means over seeds")
-    for metric in metrics:
-        table.add_row(metric, *(cell(metric, name) for name in names))
-    return table
+    lines = {metric: [cell(metric, name) for name in names] for metric in metrics}
+    headings = ["\n".join(textwrap.wrap(name, HEADING, break_on_hyphens=False)) for name in names]
+    widths = [
+        max(map(len, [*heading.split("\n"), *(line[i] for line in lines.values())])) + 2
+        for i, heading in enumerate(headings)
+    ]
+    room = out().width - max(map(len, metrics), default=0) - 1
+    tables: list[Table | str] = []
+    start = 0
+    while start < len(names):
+        # as many groups as there is room for, so that the names of metrics and groups are never cut
+        fit = sum(total <= room for total in accumulate(widths[start:]))
+        end = start + max(fit, 1)
+        title = "By group, means over seeds" + (" (continued)" if start else "")
+        table = plain_table("metric", *headings[start:end], numbers=range(1, end - start + 1), title=title)
+        for metric, line in lines.items():
+            table.add_row(metric, *line[start:end])
+        tables += ["", table] if start else [table]
+        start = end
+    return tables
 
 
 def gaps_by_attribute(result: Result) -> list[Record]:
@@ -267,12 +296,18 @@ def gaps_by_attribute(result: Result) -> list[Record]:
 
 def gaps_table(result: Result) -> list[Table | str]:
     """The same as a table; nothing for two groups."""
+    from equifed.verdict.groups import SMALL_GROUP
+    from equifed.verdict.wording import rows
+
     headings = ("disparity", "attribute", "mean", "95 % interval", "lowest", "highest")
     table = plain_table(*headings, numbers=[2, 3], title="Gap by attribute, and the groups farthest apart (test rows)")
     for gap in gaps_by_attribute(result):
         pair, undefined = gap["pair"], gap["low"] != gap["low"]
         interval = "" if undefined else f"{gap['low']:.3f} to {gap['high']:.3f}"
-        ends = (f"{pair[end]}: {pair[f'{end}_rate']:.3f} ({pair[f'{end}_rows']:,.0f})" for end in ("low", "high"))
+        ends = (
+            f"{pair[end]}: {pair[f'{end}_rate']:.3f} ({rows(pair[f'{end}_rows'], SMALL_GROUP)})"
+            for end in ("low", "high")
+        )
         table.add_row(gap["metric"], gap["attribute"], f"{gap['mean']:.3f}", interval, *ends)
     return ["", table] if table.row_count else []
 

@@ -331,12 +331,12 @@ class _Reader:
                 f"{self.source} has {len(self._problems)} problems:{lines}", problems=tuple(self._problems)
             )
 
-    def section(self, name: str, kind: type[S], given: Mapping[str, Any] | None = None) -> S | None:
+    def section(self, name: str, kind: type[S], given: Mapping[str, Any] | None = None, of: str = "") -> S | None:
         values = self.raw.get(name, {}) if given is None else given
         try:
             return kind.model_validate(values)
         except ValidationError as error:
-            for key, problem in _readable(error, values, kind):
+            for key, problem in _readable(error, values, kind, of):
                 self.problem(problem, name, key)
             return None
 
@@ -383,11 +383,12 @@ class _Reader:
             return chosen
         known = {kebab(option) for option in methods.options(chosen)}
         kept = known if kind == default.get(selector) else known & {"num-partitions"}
-        return self.made(name, chosen, {key: value for key, value in default.items() if key in kept} | given)
+        given = {key: value for key, value in default.items() if key in kept} | given
+        return self.made(name, chosen, given, f"the {registry.noun} {kind}")
 
-    def made(self, name: str, kind: type | Method, given: Mapping[str, Any] | None = None) -> Any:
-        """The dataclass or method whose fields a section gives."""
-        checked = self.section(name, _options_model(kind), given)
+    def made(self, name: str, kind: type | Method, given: Mapping[str, Any] | None = None, of: str = "") -> Any:
+        """The dataclass or method whose fields a section gives. of: what errors call it."""
+        checked = self.section(name, _options_model(kind), given, of)
         if checked is None:
             return None
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
@@ -461,7 +462,9 @@ _MUST_BE = {
 }
 
 
-def _readable(error: ValidationError, values: Any, kind: type[BaseModel]) -> list[tuple[str, ConfigError]]:
+def _readable(
+    error: ValidationError, values: Any, kind: type[BaseModel], of: str = ""
+) -> list[tuple[str, ConfigError]]:
     """(key, what is wrong) per key; the alternatives of a union are joined with "or"."""
     known = [info.alias or name for name, info in kind.model_fields.items()]
     problems: list[tuple[str, ConfigError]] = []
@@ -471,7 +474,7 @@ def _readable(error: ValidationError, values: Any, kind: type[BaseModel]) -> lis
         key = ".".join(path)
         if detail["type"] == "extra_forbidden":
             nothing = ConfigError("There is nothing to set here.")
-            problems.append((key, unknown_name("key", path[-1], known) if known else nothing))
+            problems.append((key, unknown_name("key", path[-1], known, of=of) if known else nothing))
         elif detail["type"] == "missing":
             problems.append((str(detail["loc"][0]), ConfigError("is required.")))
         else:

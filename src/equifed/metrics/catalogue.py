@@ -1,27 +1,29 @@
 """The catalogue of metrics: what each is called, means and needs, which way is better, and how it is computed.
 
-Tables, progress, report, `--fail-if`, trade-offs, the verdict and the documentation read it and nothing else, so a new
-metric is one entry here. Its order is the order in which metrics are shown. A metric from outside the package is a
-`Metric` too, named by `module:Name` or by an entry point of the group `equifed.metrics`.
+Functions of rows, tables, progress, report, `--fail-if`, trade-offs, the verdict and the documentation read it and
+nothing else, so a new metric is one entry here: a rate as two counts of rows (`Metric.rate`), a gap as the comparison
+of a rate between groups (`Metric.gap`), anything else as a function of an `Evaluation`. Its order is the order in which
+metrics are shown. A metric from outside the package is a `Metric` too, named by `module:Name` or by an entry point of
+the group `equifed.metrics`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.errors import ConfigError
+from equifed.errors import ConfigError, unknown_name
 from equifed.metrics.calibration import calibration_error, calibration_gap, error_difference
 from equifed.metrics.clients import client_equality, client_range, group_equity
-from equifed.metrics.disparities import BY_CLASS, difference, disparities, parity
+from equifed.metrics.disparities import OVER_CLASSES, Comparison, compare, compare_over_classes, difference
 from equifed.metrics.local import SIGNED, LocalGaps, local_gaps
-from equifed.metrics.rates import degenerate, divide, rates
+from equifed.metrics.rates import Share, cells, degenerate, divide
 from equifed.metrics.scored import Scored
 from equifed.registry import Registry
 
@@ -34,7 +36,6 @@ BINARY: tuple[LabelKind, ...] = ("binary",)
 REGRESSION: tuple[LabelKind, ...] = ("regression",)
 BETWEEN_GROUPS: tuple[Need, ...] = ("labels", "groups")
 INFINITE = (0.0, np.inf)
-ODDS = ("true_positive_rate", "false_positive_rate")
 
 
 class Population(Protocol):
@@ -65,6 +66,7 @@ class Evaluation:
         self.unknown, self.unknown_loss, self.unknown_calibration = unknown
         self.client_groups = client_groups
         self._values: dict[str, np.ndarray] = {}
+        self._by_group: dict[Metric, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         """A metric over all rows [...]."""
@@ -77,6 +79,14 @@ class Evaluation:
                 values = np.where(self.withheld(name), np.nan, values)
             self._values[name] = values
         return self._values[name]
+
+    def of_groups(self, metric: Metric) -> np.ndarray:
+        """Return a metric of every group [..., G]."""
+        if metric not in self._by_group:
+            if metric.by_group is None:
+                raise ConfigError(f"The metric {metric.name} is not defined for groups.", value=metric.name)
+            self._by_group[metric] = metric.by_group(self)
+        return self._by_group[metric]
 
     def withheld(self, name: str) -> np.ndarray:
         """Whether counts that the metric rests on are withheld for some group [...]."""
@@ -123,17 +133,14 @@ class Evaluation:
         return rows
 
     @cached_property
-    def rates(self) -> dict[str, np.ndarray]:
-        """Rates of each group, each [..., G]; count and selection rate also where labels are withheld."""
-        by_prediction = rates(self.chosen)
-        return rates(self.counts) | {
-            name: by_prediction[name] for name in ("count", "selection_rate") if name in by_prediction
-        }
+    def cells(self) -> dict[str, np.ndarray]:
+        """Rows of each group by what `Share` calls them, each [..., G]."""
+        return cells(self.counts)
 
     @cached_property
-    def disparities(self) -> dict[str, np.ndarray]:
-        """Gaps and ratios between groups, each [...]; demographic parity also where labels are withheld."""
-        return disparities(self.counts) | parity(self.predicted)
+    def cells_chosen(self) -> dict[str, np.ndarray]:
+        """The same as if all labels were 0, also where labels are withheld."""
+        return cells(self.chosen)
 
     @cached_property
     def constant(self) -> np.ndarray:
@@ -191,10 +198,17 @@ class Metric:
     on the terminal, the comparison in the report; each shows what the ones before it do."""
     in_groups: Literal["count", "rate", "flag", ""] = ""
     """How the report's tables of groups show it: a number of rows, something to draw, a mark; "": not."""
-    rests_on: Literal["count", "disclosed", "positives", "negatives", ""] = ""
-    """Of a group's rate that is a share of rows: of which rows. "disclosed" are those with label and prediction."""
+    share: Share | None = None
+    """Of a rate: the two counts of rows that it is made of."""
     compares: tuple[str, ...] = ()
-    """Of a disparity: the groups' rates, by name, between which it is the widest gap."""
+    """Of a gap: the groups' metrics, by name, that are compared."""
+    how: Comparison = "difference"
+    """How they are compared."""
+    compared: tuple[Metric, ...] = field(default=(), repr=False)
+    """The same metrics themselves."""
+    less_often: str = ""
+    """Of a group's rate: how the verdict says that it is lower, with {low}, {positive}, {negative} and {often}; left
+    out: "the TITLE of LOW is 0.1 below that of HIGH"."""
     clients: Literal["each", "range", ""] = ""
     """Whether it is measured for every client, and summed up by its mean, worst and best client."""
     overall: Compute | None = None
@@ -204,6 +218,66 @@ class Metric:
     over_clients: Compute | None = None
     """From the clients' own evaluations: [..., K, G, C, C] -> [...]."""
 
+    @classmethod
+    def rate(cls, name: str, help: str, numerator: str, denominator: str, **facts: Any) -> Metric:
+        """A rate: of the rows that the denominator counts, the share that the numerator does.
+
+        Both are sums of TP, FN, FP, TN or, for any number of classes, right and wrong: "TP" and "TP + FP". What the
+        rate needs, the rows that it rests on, its interval and its pooled values follow from them.
+        """
+        share = Share(numerator, denominator)
+        labels = share.needs_labels
+
+        def overall(e: Evaluation) -> np.ndarray:
+            everyone = e.everyone if labels else e.everyone_chosen
+            return share.of(cells(everyone[..., None, :, :]))[..., 0]
+
+        follows: dict[str, Any] = {
+            "kinds": CLASS_KINDS if share.is_of_any_classes else BINARY,
+            "needs": ("labels",) if labels else (),
+            "in_groups": "rate",
+        }
+        return cls(
+            name,
+            help,
+            share=share,
+            overall=overall,
+            by_group=lambda e: share.of(e.cells if labels else e.cells_chosen),
+            **follows | facts,
+        )
+
+    @classmethod
+    def gap(cls, name: str, help: str, how: Comparison, *rates: str | Metric, **facts: Any) -> Metric:
+        """How far apart the groups are in a rate, or another metric of groups: its largest "difference", its smallest
+        "ratio" (of several rates the widest; their "mean ratio"), or the value of the group served "worst".
+
+        rates: names of the catalogue, or the metrics themselves.
+        """
+        metrics = tuple(_of_groups(rate) if isinstance(rate, str) else rate for rate in rates)
+        names = tuple(metric.name for metric in metrics)
+        labels = any("labels" in metric.needs for metric in metrics)
+        kinds = tuple(kind for kind in ALL_KINDS if all(kind in metric.kinds for metric in metrics))
+        over_classes = how in OVER_CLASSES.get(names, ())
+        (low, high), better = metrics[0].range, metrics[0].better
+        if how == "worst" and better not in ("higher", "lower"):
+            raise ConfigError(f"The metric {name} cannot be the worst {names[0]}: say of that what is better.")
+
+        def overall(e: Evaluation) -> np.ndarray:
+            if over_classes and e.counts.shape[-1] > 2:
+                return compare_over_classes(how, names, e.counts if labels else e.chosen)
+            values = [e.of_groups(metric) for metric in metrics]
+            if how == "worst":
+                return np.asarray((np.fmax if better == "lower" else np.fmin).reduce(values[0], axis=-1))
+            return compare(how, values)
+
+        follows: dict[str, Any] = {
+            "kinds": CLASS_KINDS if over_classes else kinds,
+            "needs": BETWEEN_GROUPS if labels else ("groups",),
+            "better": {"difference": "zero", "worst": better}.get(how, "one"),
+            "range": {"difference": (0.0, high - low), "worst": (low, high)}.get(how, (0.0, 1.0)),
+        }
+        return cls(name, help, how=how, compares=names, compared=metrics, overall=overall, **follows | facts)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name.replace("_", " ").replace(".", ": "))
         object.__setattr__(self, "short", self.short or self.title)
@@ -212,6 +286,11 @@ class Metric:
     def disparity(self) -> bool:
         """Whether it says how far apart groups are."""
         return self.better in ("zero", "one")
+
+    @property
+    def between(self) -> tuple[str, ...]:
+        """Of a disparity: the rates of which it is the widest gap, so that two groups are behind it."""
+        return self.compares if self.disparity and self.how in ("difference", "ratio") else ()
 
     @property
     def heading(self) -> str:
@@ -226,13 +305,17 @@ class Metric:
     @property
     def facts(self) -> dict[str, Any]:
         """All but how it is computed: what a result keeps of a metric from outside."""
-        return {name: value for name, value in vars(self).items() if not callable(value)}
+        return {name: value for name, value in vars(self).items() if not callable(value) and name != "compared"}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Metric:
         """A metric that can be shown but not computed; numbers may have been text in a file."""
-        plain: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in facts.items()}
-        return cls(**plain | {"range": tuple(map(float, facts["range"]))})
+        known = {each.name for each in dataclasses.fields(cls)}
+        plain: dict[str, Any] = {
+            name: tuple(each) if isinstance(each, list) else each for name, each in facts.items() if name in known
+        }
+        share = plain.get("share") and Share(*plain["share"])
+        return cls(**plain | {"range": tuple(map(float, facts["range"])), "share": share})
 
     def cost(self, values: Any) -> Any:
         """The values turned so that less is better: a gap by its size, a ratio by its distance from 1."""
@@ -249,17 +332,17 @@ class Metric:
         return population.label_kind in self.kinds and not missing & set(self.needs)
 
 
-def _rate(name: str, help: str, **facts: Any) -> Metric:
-    return Metric(name, help, by_group=lambda e: e.rates[name], **{"kinds": BINARY, "in_groups": "rate", **facts})
+def _of_groups(name: str) -> Metric:
+    """Return the metric of groups with this name."""
+    known = {metric.name: metric for metric in (*_QUALITY, *_RATES, *_OUTSIDE.values()) if metric.by_group}
+    if name not in known:
+        raise unknown_name("rate of groups", name, known)
+    return known[name]
 
 
-def _gap(name: str, help: str, **facts: Any) -> Metric:
-    kinds = CLASS_KINDS if name in BY_CLASS else BINARY
-    facts = {"kinds": kinds, "needs": BETWEEN_GROUPS, "better": "zero", **facts}
-    return Metric(name, help, overall=lambda e: e.disparities[name], **facts)
-
-
-_ENTRIES = (
+_OUTSIDE: dict[str, Metric] = {}
+"""Metrics from outside the package that this process has met, by their own names."""
+_QUALITY = (
     Metric("rows", "Test rows.", kinds=ALL_KINDS, needs=(), range=INFINITE, clients="each",
            overall=lambda e: e.everyone_chosen.sum((-2, -1))),
     Metric("count", "Test rows of the group.", title="test rows", kinds=ALL_KINDS, needs=("groups",), range=INFINITE,
@@ -267,64 +350,70 @@ _ENTRIES = (
     Metric("disclosed", "Test rows of the group whose labels and predictions the silos disclose; positives, accuracy "
            "and error rates rest on them.", title="rows disclosed", kinds=ALL_KINDS, needs=("groups",), range=INFINITE,
            in_groups="count"),
-    _rate("positives", "Test rows of the group whose label is positive.", needs=BETWEEN_GROUPS, range=INFINITE,
-          in_groups="count"),
-    Metric("accuracy", "Share of test rows predicted correctly.", better="higher", shown="headline", clients="range",
-           in_groups="rate", rests_on="disclosed", by_group=lambda e: e.rates["accuracy"],
-           overall=lambda e: divide(np.trace(e.everyone, axis1=-2, axis2=-1), e.everyone.sum((-2, -1)))),
+    Metric("positives", "Test rows of the group whose label is positive.", kinds=BINARY, needs=BETWEEN_GROUPS,
+           range=INFINITE, in_groups="count", by_group=lambda e: e.cells["TP"] + e.cells["FN"]),
+    Metric.rate("accuracy", "Share of test rows predicted correctly.", "right", "right + wrong", better="higher",
+                shown="headline", clients="range", less_often="{low} is predicted correctly {often}"),
     Metric("rmse", "Root of the mean squared error.", title="RMSE", better="lower", kinds=REGRESSION, range=INFINITE,
            shown="headline", clients="range", in_groups="rate", by_group=lambda e: e.group_rmse,
            overall=lambda e: np.sqrt(e["loss"])),
     Metric("loss", "Mean training loss, on test rows.", better="lower", kinds=ALL_KINDS, range=INFINITE, clients="each",
            by_group=lambda e: divide(e.loss.sum(-1), e.group_rows),
            overall=lambda e: divide(e.whole_loss, e.everyone.sum((-2, -1)))),
-    _gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive (more than two "
-         "classes: predicted as any one of them); 0 is fair.",
-         short="DP diff.", needs=("groups",), shown="headline", clients="range", compares=("selection_rate",)),
-    _gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive (more than two "
-         "classes: as any one of them); 1 is fair.",
-         short="DP ratio", needs=("groups",), better="one", compares=("selection_rate",)),
-    _gap("equal_opportunity_difference", "Largest gap between groups in the true positive rate (more than two classes: "
-         "in the share of any label that is predicted right); 0 is fair.",
-         short="EOpp diff.", shown="headline", clients="range", compares=("true_positive_rate",)),
-    _gap("equal_opportunity_ratio", "Smallest ratio between groups of the true positive rate (more than two classes: "
-         "that of any label); 1 is fair.",
-         short="EOpp ratio", better="one", compares=("true_positive_rate",)),
-    _gap("equalized_odds_difference", "The larger of the gaps in true and in false positive rate (more than two "
-         "classes: the largest in the share of any label that is predicted as any class); 0 is fair.",
-         short="EOdds diff.", shown="headline", clients="range", compares=ODDS),
-    _gap("equalized_odds_ratio", "The smaller of the ratios of true and of false positive rates; 1 is fair.",
-         short="EOdds ratio", better="one", compares=ODDS),
-    _gap("average_odds_ratio", "Mean of the ratios of true and of false positive rates; 1 is fair.", better="one"),
-    _gap("discrimination_index", "Largest gap between groups in F1; 0 is fair.", compares=("f1",)),
-    _gap("accuracy_difference", "Largest gap between groups in accuracy; 0 is fair.", short="accuracy diff.",
-         kinds=CLASS_KINDS, compares=("accuracy",)),
+)  # fmt: skip
+_RATES = (
+    Metric.rate("selection_rate", "Share predicted positive.", "TP + FP", "TP + FP + FN + TN",
+                less_often="{low} is predicted {positive} {often}"),
+    Metric.rate("true_positive_rate", "Of those with a positive label, the share predicted positive.", "TP", "TP + FN",
+                less_often="of those labelled {positive}, {low} is predicted so {often}"),
+    Metric.rate("false_positive_rate", "Of those with a negative label, the share predicted positive.", "FP", "FP + TN",
+                less_often="of those labelled {negative}, {low} is predicted {positive} {often}"),
+    Metric.rate("true_negative_rate", "Of those with a negative label, the share predicted negative.", "TN", "FP + TN",
+                in_groups=""),
+    Metric.rate("false_negative_rate", "Of those with a positive label, the share predicted negative.", "FN", "TP + FN",
+                in_groups=""),
+    Metric.rate("f1", "Harmonic mean of precision and recall.", "2 TP", "2 TP + FP + FN", title="F1", better="higher"),
+    Metric("mean_prediction", "Mean of the group's predictions.", kinds=REGRESSION, range=(-np.inf, np.inf),
+           in_groups="rate", by_group=lambda e: e.mean),
+)  # fmt: skip
+_GAPS = (
+    Metric.gap("demographic_parity_difference", "Largest gap between groups in the share predicted positive (more than "
+               "two classes: predicted as any one of them); 0 is fair.", "difference", "selection_rate",
+               short="DP diff.", shown="headline", clients="range"),
+    Metric.gap("demographic_parity_ratio", "Smallest ratio between groups of the share predicted positive (more than "
+               "two classes: as any one of them); 1 is fair.", "ratio", "selection_rate", short="DP ratio"),
+    Metric.gap("equal_opportunity_difference", "Largest gap between groups in the true positive rate (more than two "
+               "classes: in the share of any label that is predicted right); 0 is fair.", "difference",
+               "true_positive_rate", short="EOpp diff.", shown="headline", clients="range"),
+    Metric.gap("equal_opportunity_ratio", "Smallest ratio between groups of the true positive rate (more than two "
+               "classes: that of any label); 1 is fair.", "ratio", "true_positive_rate", short="EOpp ratio"),
+    Metric.gap("equalized_odds_difference", "The larger of the gaps in true and in false positive rate (more than two "
+               "classes: the largest in the share of any label that is predicted as any class); 0 is fair.",
+               "difference", "true_positive_rate", "false_positive_rate", short="EOdds diff.", shown="headline",
+               clients="range"),
+    Metric.gap("equalized_odds_ratio", "The smaller of the ratios of true and of false positive rates; 1 is fair.",
+               "ratio", "true_positive_rate", "false_positive_rate", short="EOdds ratio"),
+    Metric.gap("average_odds_ratio", "Mean of the ratios of true and of false positive rates; 1 is fair.", "mean ratio",
+               "true_positive_rate", "false_positive_rate"),
+    Metric.gap("discrimination_index", "Largest gap between groups in F1; 0 is fair.", "difference", "f1"),
+    Metric.gap("accuracy_difference", "Largest gap between groups in accuracy; 0 is fair.", "difference", "accuracy",
+               short="accuracy diff."),
     Metric("dgeo", "Gap between groups in the loss on positive labels; 0 is fair.", title="loss gap on positives",
            better="zero", kinds=BINARY, needs=BETWEEN_GROUPS, range=INFINITE,
            overall=lambda e: difference(divide(e.loss[..., 1], e.counts[..., 1, :].sum(-1)))),
     Metric("ks_distance", "Largest gap between the groups' distributions of predictions; 0 is fair.",
            title="KS distance", better="zero", kinds=REGRESSION, needs=("groups", "scores"), shown="headline",
            clients="range", overall=lambda e: e.ks),
-    Metric("mean_difference", "Largest gap between the groups' mean predictions; 0 is fair.", short="mean diff.",
-           better="zero", kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="headline",
-           overall=lambda e: difference(e.mean), compares=("mean_prediction",)),
-    Metric("rmse_difference", "Largest gap between groups in RMSE; 0 is fair.", title="RMSE difference", better="zero",
-           kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="page",
-           overall=lambda e: difference(e.group_rmse), compares=("rmse",)),
-    Metric("worst_group_accuracy", "Accuracy of the group served worst.", short="worst group", better="higher",
-           needs=BETWEEN_GROUPS, shown="table", overall=lambda e: np.fmin.reduce(e.rates["accuracy"], axis=-1)),
-    Metric("worst_group_rmse", "RMSE of the group served worst.", title="worst group RMSE", short="worst group",
-           better="lower", kinds=REGRESSION, needs=BETWEEN_GROUPS, range=INFINITE, shown="table",
-           overall=lambda e: np.fmax.reduce(e.group_rmse, axis=-1)),
-    _rate("selection_rate", "Share predicted positive.", needs=(), rests_on="count",
-          overall=lambda e: rates(e.everyone_chosen[..., None, :, :])["selection_rate"][..., 0]),
-    _rate("true_positive_rate", "Of those with a positive label, the share predicted positive.", rests_on="positives"),
-    _rate("false_positive_rate", "Of those with a negative label, the share predicted positive.", rests_on="negatives"),
-    _rate("true_negative_rate", "Of those with a negative label, the share predicted negative.", rests_on="negatives",
-          in_groups=""),
-    _rate("false_negative_rate", "Of those with a positive label, the share predicted negative.", rests_on="positives",
-          in_groups=""),
-    _rate("f1", "Harmonic mean of precision and recall.", title="F1", better="higher"),
+    Metric.gap("mean_difference", "Largest gap between the groups' mean predictions; 0 is fair.", "difference",
+               "mean_prediction", short="mean diff.", shown="headline"),
+    Metric.gap("rmse_difference", "Largest gap between groups in RMSE; 0 is fair.", "difference", "rmse",
+               title="RMSE difference", shown="page"),
+    Metric.gap("worst_group_accuracy", "Accuracy of the group served worst.", "worst", "accuracy", short="worst group",
+               shown="table"),
+    Metric.gap("worst_group_rmse", "RMSE of the group served worst.", "worst", "rmse", title="worst group RMSE",
+               short="worst group", shown="table"),
+)  # fmt: skip
+_OTHERS = (
     Metric("expected_calibration_error", "How far scores are from how often they come true, on average over the rows; "
            "0 is calibrated.", short="ECE", better="lower",
            by_group=lambda e: calibration_error(e.calibration),
@@ -334,8 +423,6 @@ _ENTRIES = (
     Metric("calibration_gap", "Largest distance between two groups' reliability curves: how far apart the groups are "
            "in what comes true at equal scores, on average over scores that both have; 0 is fair.",
            better="zero", needs=BETWEEN_GROUPS, range=(0.0, 2.0), overall=lambda e: calibration_gap(e.calibration)),
-    Metric("mean_prediction", "Mean of the group's predictions.", kinds=REGRESSION, range=(-np.inf, np.inf),
-           in_groups="rate", by_group=lambda e: e.mean),
     Metric("degenerate", "Whether some group gets the same prediction for more than 99 % of its rows (1) or none does "
            "(0).", better="lower", needs=(), in_groups="flag", by_group=lambda e: e.constant.astype(float),
            overall=lambda e: e.constant.any(-1).astype(float)),
@@ -343,6 +430,7 @@ _ENTRIES = (
            title="worst 10 % of clients", better="lower", kinds=REGRESSION, needs=("labels", "clients"), range=INFINITE,
            shown="page", over_clients=lambda e: -client_equality(-e["rmse"])["worst10"]),
 )  # fmt: skip
+_ENTRIES = (*_QUALITY, *_GAPS, *_RATES, *_OTHERS)
 _PARTS = {"mean": "Mean over the clients", "worst": "The client served worst", "best": "The client served best"}
 
 
@@ -419,16 +507,16 @@ CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 METRICS: Registry[Metric] = Registry(
     "metric", "equifed.metrics", CATALOGUE, lambda thing: isinstance(thing, Metric), "an equifed.metrics.Metric"
 )
-_OUTSIDE: dict[str, Metric] = {}
-"""Metrics from outside the package that this process has met, by their own names."""
 PLACES = ("headline", "table", "page")
 
 
 def from_outside(names: Iterable[str | Metric]) -> tuple[Metric, ...]:
-    """The metrics with these names, `module:Name` or an entry point's, less those that every run has."""
+    """The metrics with these names, `module:Name` or an entry point's, less those that every run has; a gap brings the
+    rates that it compares."""
     outside: dict[str, Metric] = {}
-    for name in names:
-        metric = name if isinstance(name, Metric) else METRICS[name]
+    asked = [name if isinstance(name, Metric) else METRICS[name] for name in names]
+    for metric in [each for gap in asked for each in (*gap.compared, gap)]:
+        name = metric.name
         if CATALOGUE.get(metric.name) is metric:
             continue
         if metric.name in CATALOGUE or outside.get(metric.name, metric) is not metric:

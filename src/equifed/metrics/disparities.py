@@ -1,4 +1,4 @@
-"""How far apart the groups are: differences (0 is fair) and ratios (1 is fair) of the rates in `rates`.
+"""How far apart the groups are: differences (0 is fair) and ratios (1 is fair) of their rates, and the worst of them.
 
 With any number of groups a difference is the largest pairwise gap and a ratio the smallest pairwise ratio,
 i.e. max - min and min / max. Groups whose rate is undefined are left out; with fewer than two groups left the
@@ -18,18 +18,14 @@ out. These are the gaps that `X+fair` bounds.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from equifed.errors import unknown_name
 from equifed.metrics import _inputs
-from equifed.metrics.rates import check_counts, confusion, counts, divide, group_means, hits, rates, subtract
-
-PaperCompat = Literal["fair-fate"] | None
-P = ParamSpec("P")
+from equifed.metrics.rates import cells, divide, group_means, subtract
 
 
 def difference(rate: np.ndarray, reference: int | None = None) -> np.ndarray:
@@ -67,66 +63,32 @@ def _extremes(rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def disparities(
-    counts: np.ndarray,
-    positive: int | None = None,
-    *,
-    reference: int | None = None,
-    paper_compat: PaperCompat = None,
-) -> dict[str, np.ndarray]:
-    """Every disparity of `counts` [..., G, C, C], by name, each [...].
-
-    `positive` as in `rates`: with more than two classes and no `positive`, those of `BY_CLASS` and accuracy_difference.
-    `reference` makes the differences signed, (other - reference group). `paper_compat="fair-fate"` computes
-    the three ratios that FAIR-FATE publishes the way its figures were computed (see `fair_fate_ratios`).
-    """
-    counts = check_counts(counts)
-    rate = rates(counts, positive)
-    if paper_compat not in (None, "fair-fate"):
-        raise unknown_name("paper_compat", paper_compat, ["fair-fate"])
-    result: dict[str, np.ndarray] = {}
-    if "selection_rate" in rate:
-        selection, tpr, fpr = rate["selection_rate"], rate["true_positive_rate"], rate["false_positive_rate"]
-        tpr_gap, fpr_gap = difference(tpr, reference), difference(fpr, reference)
-        tpr_ratio, fpr_ratio = ratio(tpr), ratio(fpr)
-        # fmin and the where below leave out a 0/0 ratio, but both rates must be comparable
-        lower = np.where(_comparable(tpr) & _comparable(fpr), np.fmin(tpr_ratio, fpr_ratio), np.nan)
-        mean = (tpr_ratio + fpr_ratio) / 2
-        result = {
-            "demographic_parity_difference": difference(selection, reference),
-            "demographic_parity_ratio": ratio(selection),
-            "equal_opportunity_difference": tpr_gap,
-            "equal_opportunity_ratio": tpr_ratio,
-            # max(|TPR gap|, |FPR gap|), with its sign when signed
-            "equalized_odds_difference": _larger(tpr_gap, fpr_gap),
-            "equalized_odds_ratio": lower,
-            # mean(TPR ratio, FPR ratio)
-            "average_odds_ratio": np.where(np.isnan(mean), lower, mean),
-            "discrimination_index": difference(rate["f1"], reference),
-        }
-        if paper_compat == "fair-fate":
-            result |= fair_fate_ratios(counts, positive)
-    else:
-        result = {name: _over_classes(name, counts, reference) for name in BY_CLASS}
-    return result | {"accuracy_difference": difference(rate["accuracy"], reference)}
+Comparison = Literal["difference", "ratio", "mean ratio", "worst"]
+"""How groups are compared: the largest gap, the smallest ratio, the mean of the ratios of several rates, or the group
+served worst."""
+OVER_CLASSES: dict[tuple[str, ...], frozenset[Comparison]] = {
+    ("selection_rate",): frozenset({"difference", "ratio"}),
+    ("true_positive_rate",): frozenset({"difference", "ratio"}),
+    ("true_positive_rate", "false_positive_rate"): frozenset({"difference"}),
+}
+"""The rates that have a meaning for more than two classes: those of every class. There is no ratio of equalised odds:
+of the many kinds of mistakes some group makes one never, and the smallest ratio is 0."""
 
 
-def parity(predicted: np.ndarray) -> dict[str, np.ndarray]:
-    """The disparities that follow from predictions alone, of rows by group and prediction [..., G, C]; each [...]."""
-    counts = predicted[..., None, :]
-    if predicted.shape[-1] > 2:
-        return {name: _over_classes(name, counts, None) for name in PARITY}
-    selection = divide(predicted[..., 1], predicted.sum(-1))
-    return dict(zip(PARITY, (difference(selection), ratio(selection)), strict=True))
-
-
-PARITY = ("demographic_parity_difference", "demographic_parity_ratio")
-BY_CLASS = (
-    *PARITY,
-    *("equal_opportunity_difference", "equal_opportunity_ratio", "equalized_odds_difference"),
-)
-"""The disparities of more than two classes. There is no ratio of equalised odds: of the many kinds of mistakes some
-group makes one never, and the smallest ratio is 0."""
+def compare(how: Comparison, rates: Sequence[np.ndarray], reference: int | None = None) -> np.ndarray:
+    """Return how far apart the groups are in one rate or several, each [..., G] -> [...]. With `reference` a difference
+    is signed."""
+    if how == "difference":
+        # of several the larger gap, with its sign when signed
+        return reduce(_larger, (difference(rate, reference) for rate in rates))
+    ratios = [ratio(rate) for rate in rates]
+    # fmin leaves out a 0/0 ratio, but all rates must be comparable
+    comparable = np.logical_and.reduce([_comparable(rate) for rate in rates])
+    lowest = np.where(comparable, np.fmin.reduce(ratios), np.nan)
+    if how == "ratio":
+        return lowest
+    mean = sum(ratios[1:], ratios[0]) / len(ratios)
+    return np.where(np.isnan(mean), lowest, mean)
 
 
 class ClassRates(NamedTuple):
@@ -138,13 +100,13 @@ class ClassRates(NamedTuple):
     """The share of them that is predicted as each class [..., C, G]; nan without such rows."""
 
 
-def class_rates(disparity: str, counts: np.ndarray) -> Iterator[ClassRates]:
-    """What one of `BY_CLASS` compares, of counts [..., G, C, C]; label by label where it is of labels, so that many
-    classes do not take much memory."""
+def class_rates(rates: tuple[str, ...], counts: np.ndarray) -> Iterator[ClassRates]:
+    """Return what one of `OVER_CLASSES` stands for with these classes, of counts [..., G, C, C]; label by label where
+    it is of labels, so that many classes do not take much memory."""
     blocks: list[tuple[int | None, np.ndarray]]
-    if disparity in PARITY:
+    if rates == ("selection_rate",):
         blocks = [(None, counts.sum(-2))]
-    elif disparity == "equalized_odds_difference":
+    elif len(rates) > 1:
         blocks = [(label, counts[..., label, :]) for label in range(counts.shape[-1])]
     else:
         blocks = [(-1, np.diagonal(counts, axis1=-2, axis2=-1))]
@@ -153,12 +115,14 @@ def class_rates(disparity: str, counts: np.ndarray) -> Iterator[ClassRates]:
         yield ClassRates(label, divide(chosen, rows).swapaxes(-1, -2))
 
 
-def _over_classes(disparity: str, counts: np.ndarray, reference: int | None) -> np.ndarray:
-    """The widest gap, or the smallest ratio, of all rates that it compares [...]; nan where there is none."""
+def compare_over_classes(
+    how: Comparison, rates: tuple[str, ...], counts: np.ndarray, reference: int | None = None
+) -> np.ndarray:
+    """Return the widest gap, or the smallest ratio, of all that `class_rates` gives [...]; nan where there is none."""
     if counts.shape[-3] < 2:
         return np.full(counts.shape[:-3], np.nan)
-    blocks = (block.rates for block in class_rates(disparity, counts))
-    if disparity.endswith("_ratio"):
+    blocks = (block.rates for block in class_rates(rates, counts))
+    if how == "ratio":
         return np.fmin.reduce([np.fmin.reduce(ratio(rates), axis=-1) for rates in blocks])
     return _widest(np.stack([_widest(difference(rates, reference)) for rates in blocks], axis=-1))
 
@@ -181,8 +145,8 @@ def fair_fate_ratios(counts: np.ndarray, positive: int | None = None) -> dict[st
     (predicted positives, rows) for demographic parity, i.e. p / (1 + p) instead of p. Any a or b of 0 makes
     the ratio 0, and every ratio is rounded to 2 decimals, the mean of two rounded ratios once more.
     """
-    counts = check_counts(counts)
-    tp, fn, fp, tn = confusion(counts, positive)
+    found = cells(counts, positive)
+    tp, fn, fp, tn = (found[name] for name in ("TP", "FN", "FP", "TN"))
     tpr_ratio = _fair_fate_ratio(tp, fn)
     return {
         "demographic_parity_ratio": _fair_fate_ratio(tp + fp, tp + fn + fp + tn),
@@ -198,104 +162,6 @@ def _fair_fate_ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # Python's round, not numpy's: they differ on halves such as 0.715, as means of rounded ratios often are.
 _round2 = np.vectorize(lambda value: round(float(value), 2), otypes=[np.float64])
-
-
-def _counts(
-    y_true: Any, y_pred: Any, sensitive_features: Any, pos_label: Any, *, classes: bool
-) -> tuple[np.ndarray, list]:
-    """classes: whether there may be more than two."""
-    if classes:
-        true, pred, number = _inputs.class_codes(y_true, y_pred, pos_label)
-    else:
-        true, pred, number = *_inputs.binary(y_true, y_pred, pos_label), 2
-    group, names = _inputs.groups(sensitive_features)
-    return counts(true, pred, sensitive_features=group, num_groups=len(names), num_classes=number), names
-
-
-def _difference(
-    name: str,
-    y_true: Any,
-    y_pred: Any,
-    *,
-    sensitive_features: Any,
-    pos_label: Any = None,
-    signed: bool = False,
-    reference_group: Any = None,
-) -> float:
-    """{meaning}; 0 is fair, nan with fewer than two defined groups.
-
-    With `signed=True` it is (other - reference_group), of the group farthest from the reference.
-    """
-    table, names = _counts(y_true, y_pred, sensitive_features, pos_label, classes=name in BY_CLASS)
-    reference = _inputs.reference_index(names, signed, reference_group)
-    return float(disparities(table, reference=reference)[name])
-
-
-def _ratio(
-    name: str,
-    y_true: Any,
-    y_pred: Any,
-    *,
-    sensitive_features: Any,
-    pos_label: Any = None,
-    paper_compat: PaperCompat = None,
-) -> float:
-    """{meaning}; 1 is fair, nan with fewer than two defined groups or when all rates are 0.
-
-    `paper_compat="fair-fate"` gives the value as FAIR-FATE publishes it; see `fair_fate_ratios`.
-    """
-    table, _ = _counts(y_true, y_pred, sensitive_features, pos_label, classes=name in BY_CLASS and paper_compat is None)
-    return float(disparities(table, paper_compat=paper_compat)[name])
-
-
-def _named(compute: Callable[Concatenate[str, P], float], name: str, meaning: str) -> Callable[P, float]:
-    """The public function of one disparity: `compute` for this name, with a signature and a docstring of its own."""
-
-    def disparity(*args: P.args, **kwargs: P.kwargs) -> float:
-        return compute(name, *args, **kwargs)
-
-    disparity.__name__ = disparity.__qualname__ = name
-    disparity.__doc__ = (compute.__doc__ or "").format(meaning=meaning)
-    whole = inspect.signature(compute)
-    disparity.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])  # type: ignore[attr-defined]
-    return disparity
-
-
-demographic_parity_difference = _named(
-    _difference,
-    "demographic_parity_difference",
-    "Largest gap between two groups in selection rate, with more than two classes in the share of any prediction",
-)
-demographic_parity_ratio = _named(_ratio, "demographic_parity_ratio", "Smallest ratio of two groups' selection rates")
-equal_opportunity_difference = _named(
-    _difference,
-    "equal_opportunity_difference",
-    "Largest gap between two groups in true positive rate, with more than two classes in that of any label",
-)
-equal_opportunity_ratio = _named(_ratio, "equal_opportunity_ratio", "Smallest ratio of two groups' true positive rates")
-equalized_odds_difference = _named(
-    _difference,
-    "equalized_odds_difference",
-    "The larger of the gaps in true and in false positive rate, with more than two classes the largest gap in the "
-    "share of any prediction within any label",
-)
-average_odds_ratio = _named(
-    _ratio, "average_odds_ratio", "Mean of the ratios of true and of false positive rates (FAIR-FATE's EQO)"
-)
-discrimination_index = _named(_difference, "discrimination_index", "Largest gap in F1 score between two groups")
-
-
-def equalized_odds_ratio(y_true: Any, y_pred: Any, *, sensitive_features: Any, pos_label: Any = None) -> float:
-    """The smaller of the ratios of true and of false positive rates; 1 is fair."""
-    table, _ = _counts(y_true, y_pred, sensitive_features, pos_label, classes=False)
-    return float(disparities(table)["equalized_odds_ratio"])
-
-
-def accuracy_difference(
-    y_true: Any, y_pred: Any, *, sensitive_features: Any, signed: bool = False, reference_group: Any = None
-) -> float:
-    """Largest gap in accuracy between two groups, for any classes."""
-    return _mean_gap(hits(y_true, y_pred), sensitive_features, signed, reference_group)
 
 
 def dgeo(

@@ -1,4 +1,4 @@
-"""Counts by (group, label, prediction), and the rates of each group that follow from them.
+"""Counts by (group, label, prediction), and what a rate is: the share of one count of rows in another.
 
 Everything works on an integer array `counts[..., group, label, prediction]` with any leading axes (runs,
 clients, bootstrap draws). Counts of clients add up, rates do not: sum first, then divide. A rate whose
@@ -7,7 +7,11 @@ denominator is empty is nan, never 0 or 1.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, overload
+import re
+from collections.abc import Mapping
+from functools import cache, reduce
+from operator import add
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,43 +57,88 @@ def _codes(values: np.ndarray, limit: int | None, name: str) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def rates(counts: np.ndarray, positive: int | None = None) -> dict[str, np.ndarray]:
-    """Rates of each group, each [..., G], with `count` (rows) and `positives` (rows with the positive label).
+def cells(counts: np.ndarray, positive: int | None = None) -> dict[str, np.ndarray]:
+    """Return the rows of each group, each [..., G], by what `Share` calls them.
 
-    `positive` is the class that counts as positive, against all others; None means 1 when there are two
-    classes. With more classes and no `positive` only `count` and `accuracy` have a meaning.
+    `TP`, `FN`, `FP` and `TN` are about the class `positive` against all others; None means 1 when there are two
+    classes. With more classes and no `positive` only `right` and `wrong` have a meaning: those of any class.
     """
     counts = check_counts(counts)
     classes = counts.shape[-1]
-    count = counts.sum((-2, -1))
-    accuracy = divide(np.trace(counts, axis1=-2, axis2=-1), count)
+    right = np.trace(counts, axis1=-2, axis2=-1)
+    rows = counts.sum((-2, -1))
+    found = {"right": right, "wrong": rows - right}
     if positive is None and classes > 2:
-        return {"count": count, "accuracy": accuracy}
-    tp, fn, fp, tn = confusion(counts, positive)
-    return {
-        "count": count,
-        "positives": tp + fn,
-        "selection_rate": divide(tp + fp, count),
-        "true_positive_rate": divide(tp, tp + fn),
-        "false_positive_rate": divide(fp, fp + tn),
-        "true_negative_rate": divide(tn, fp + tn),
-        "false_negative_rate": divide(fn, tp + fn),
-        "accuracy": accuracy,
-        # F1 = harmonic mean of precision and recall = 2 TP / (2 TP + FP + FN)
-        "f1": divide(2 * tp, 2 * tp + fp + fn),
-    }
-
-
-def confusion(counts: np.ndarray, positive: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """TP, FN, FP, TN of the class `positive` against the rest, each [..., G]."""
+        return found
     positive = 1 if positive is None else positive
-    if not 0 <= positive < counts.shape[-1]:
-        raise ConfigError(f"positive={positive} is not one of the {counts.shape[-1]} classes.")
+    if not 0 <= positive < classes:
+        raise ConfigError(f"positive={positive} is not one of the {classes} classes.")
     tp = counts[..., positive, positive]
     fn = counts[..., positive, :].sum(-1) - tp
     fp = counts[..., :, positive].sum(-1) - tp
-    tn = counts.sum((-2, -1)) - tp - fn - fp
-    return tp, fn, fp, tn
+    return {"TP": tp, "FN": fn, "FP": fp, "TN": rows - tp - fn - fp, **found}
+
+
+CELLS = ("TP", "FN", "FP", "TN", "right", "wrong")
+"""The counts that a rate is made of: true and false positives and negatives of two classes, right and wrong predictions
+of any number."""
+_TERM = re.compile(rf"\s*(\d+)?\s*({'|'.join(CELLS)})\s*")
+
+
+@cache
+def _terms(sum: str) -> dict[str, int]:
+    """Return the cells of a sum such as "2 TP + FP", and how often each is counted."""
+    found = [_TERM.fullmatch(term) for term in sum.split("+")]
+    terms = {term[2]: int(term[1] or 1) for term in found if term}
+    if None in found or len(terms) < len(found):
+        raise ConfigError(
+            f"{sum!r} is not a sum of counts. Write such as 'TP' or '2 TP + FP', with each of {', '.join(CELLS)} at "
+            "most once."
+        )
+    return terms
+
+
+class Share(NamedTuple):
+    """A rate as two counts of rows: numerator / denominator, undefined where the denominator is empty."""
+
+    numerator: str
+    """A sum of `CELLS`, such as "TP"."""
+    denominator: str
+    """A sum of `CELLS`, such as "TP + FP"."""
+
+    def parts(self, cells: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return numerator and denominator, of arrays or Series by the names of `CELLS`."""
+        numerator, denominator = (
+            reduce(add, (times * cells[name] for name, times in _terms(sum).items())) for sum in self
+        )
+        return numerator, denominator
+
+    def of(self, cells: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the rate of each group [..., G]; nan where the denominator is empty."""
+        return divide(*self.parts(cells))
+
+    def rows(self, cells: Mapping[str, Any]) -> Any:
+        """Return the rows that it rests on: those in its denominator, each counted once."""
+        return reduce(add, (cells[name] for name in _terms(self.denominator)))
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it is a share of the rows that it rests on, so that Wilson's interval is one of it."""
+        numerator, denominator = map(_terms, self)
+        return {*numerator.values(), *denominator.values()} == {1} and numerator.keys() <= denominator.keys()
+
+    @property
+    def is_of_any_classes(self) -> bool:
+        """Whether it has a meaning for more than two classes."""
+        return {*_terms(self.numerator), *_terms(self.denominator)} <= {"right", "wrong"}
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it takes more than predictions: not if it counts TP like FP and FN like TN."""
+        alike = (("TP", "FP"), ("TN", "FN"))
+        return self.is_of_any_classes or any(
+            terms.get(hit) != terms.get(miss) for terms in map(_terms, self) for hit, miss in alike
+        )
 
 
 def check_counts(counts: Any) -> np.ndarray:
@@ -124,50 +173,6 @@ def degenerate(counts: np.ndarray, threshold: float = 0.99) -> np.ndarray:
     """
     predicted = check_counts(counts).sum(-2)
     return predicted.max(-1) > threshold * predicted.sum(-1)
-
-
-class Rate(Protocol):
-    """(y_true, y_pred) -> one number; with `sensitive_features`, one number per group."""
-
-    @overload
-    def __call__(
-        self, y_true: Any, y_pred: Any, *, sensitive_features: None = None, pos_label: Any = None
-    ) -> float: ...
-    @overload
-    def __call__(
-        self, y_true: Any, y_pred: Any, *, sensitive_features: Any, pos_label: Any = None
-    ) -> dict[Any, float]: ...
-
-
-def _rate(name: str, meaning: str) -> Rate:
-    def rate(y_true: Any, y_pred: Any, *, sensitive_features: Any = None, pos_label: Any = None) -> Any:
-        true, pred = _inputs.binary(y_true, y_pred, pos_label)
-        everyone = np.zeros(len(true), dtype=np.int64), [None]
-        group, names = everyone if sensitive_features is None else _inputs.groups(sensitive_features)
-        table = counts(true, pred, sensitive_features=group, num_groups=len(names), num_classes=2)
-        values = rates(table)[name].tolist()
-        return values[0] if sensitive_features is None else dict(zip(names, values, strict=True))
-
-    rate.__name__ = rate.__qualname__ = name
-    rate.__doc__ = f"{meaning}; nan where there is no such row. A dict by group when `sensitive_features` is given."
-    return rate
-
-
-selection_rate = _rate("selection_rate", "Share of rows predicted positive")
-true_positive_rate = _rate("true_positive_rate", "Share of the positive rows that are predicted positive")
-false_positive_rate = _rate("false_positive_rate", "Share of the negative rows that are predicted positive")
-true_negative_rate = _rate("true_negative_rate", "Share of the negative rows that are predicted negative")
-false_negative_rate = _rate("false_negative_rate", "Share of the positive rows that are predicted negative")
-f1 = _rate("f1", "Harmonic mean of precision and recall, 2 TP / (2 TP + FP + FN)")
-
-
-def accuracy(y_true: Any, y_pred: Any, *, sensitive_features: Any = None) -> Any:
-    """Share of rows predicted right, for any classes. A dict by group when `sensitive_features` is given."""
-    right = hits(y_true, y_pred)
-    if sensitive_features is None:
-        return float(divide(right.sum(), np.asarray(len(right))))
-    group, names = _inputs.groups(sensitive_features)
-    return dict(zip(names, group_means(right, group, len(names)).tolist(), strict=True))
 
 
 def hits(y_true: Any, y_pred: Any) -> np.ndarray:

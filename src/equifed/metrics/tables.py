@@ -9,8 +9,8 @@ import numpy as np
 
 from equifed.errors import ConfigError, unknown_name
 from equifed.metrics import _inputs
-from equifed.metrics.disparities import disparities
-from equifed.metrics.rates import check_counts, counts, rates
+from equifed.metrics.functions import disparities, rates
+from equifed.metrics.rates import check_counts, counts
 
 if TYPE_CHECKING:
     import pandas as pd

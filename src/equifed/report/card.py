@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.data.schema import MISSING
+from equifed.metrics import catalogue
 from equifed.metrics.catalogue import describe
 from equifed.report.messages import messages_of
 from equifed.results.stored import StoredStates
 from equifed.verdict import wording
 from equifed.verdict.comparison import Comparison
-from equifed.verdict.groups import rate_interval
+from equifed.verdict.groups import rate_intervals
 from equifed.verdict.silos import NOT_AVAILABLE, PROMISE, Secure, Silos
 from equifed.verdict.variants import Variant
 
@@ -30,15 +31,6 @@ MOST_CLIENTS = 30
 """Clients whose rows are listed one by one."""
 MOST_SETTINGS = 30
 """Settings of a sweep whose figures are listed."""
-GROUP_METRICS = (
-    "count",
-    "positives",
-    "selection_rate",
-    "accuracy",
-    "true_positive_rate",
-    "false_positive_rate",
-    "rmse",
-)
 WITHOUT_VALUE = {
     "drop": "rows without a value were left out of training, and are refused",
     "refuse": "a row without a value is refused",
@@ -282,9 +274,10 @@ def _with_interval(variant: Variant, metric: str) -> str:
 def _by_group(variant: Variant) -> list[Any]:
     means = variant.groups.groupby(["metric", "name"], sort=False)["value"].mean()
     known = set(means.index.get_level_values(0))
-    metrics = [name for name in GROUP_METRICS if name in known]
+    metrics = [name for name in catalogue.ordered(known) if describe(name).in_groups in ("count", "rate")]
     if not metrics:
         return []
+    intervals = rate_intervals(variant.groups, variant.models)
     rows = []
     for group in dict.fromkeys(variant.groups["name"]):
         values = means.xs(group, level="name")
@@ -296,7 +289,7 @@ def _by_group(variant: Variant) -> list[Any]:
             elif describe(name).in_groups == "count":
                 cells.append(f"{value / variant.models:,.0f}")
             else:
-                low, high = rate_interval(name, dict(values), variant.models)
+                low, high = intervals.loc[(group, name)]
                 cells.append(
                     wording.number(value)
                     + (f" [{wording.number(low)}, {wording.number(high)}]" if math.isfinite(low) else "")

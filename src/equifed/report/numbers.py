@@ -17,7 +17,7 @@ from equifed.metrics.seeds import Paired, moments_by
 from equifed.report.calibration import calibration_data
 from equifed.verdict.choose import against, ranked, unclear
 from equifed.verdict.comparison import Comparison
-from equifed.verdict.groups import rate_interval
+from equifed.verdict.groups import rate_intervals
 from equifed.verdict.local import Local, local_data
 from equifed.verdict.silos import Secure
 from equifed.verdict.variants import LOG, Variant, is_pooled
@@ -208,13 +208,11 @@ def _curves(variants: list[Variant], names: list[str], logged: list[str]) -> dic
 def _scope_moments(variant: Variant, kind: str) -> pd.DataFrame:
     """Of every group, marginal or client (name) and metric: mean, std and n over seeds, and the interval [low, high] of
     a group's rate."""
-    over_seeds = moments_by(getattr(variant, kind), ["name", "metric"])
-    means: dict[str, dict[str, float]] = {}
-    for (name, metric), mean in over_seeds["mean"].items():
-        means.setdefault(name, {})[metric] = mean
-    bounds = [rate_interval(metric, means[name], variant.models) for name, metric in over_seeds.index]
-    over_seeds[["low", "high"]] = np.reshape(bounds, (-1, 2))
-    return over_seeds
+    frame = getattr(variant, kind)
+    over_seeds = moments_by(frame, ["name", "metric"])
+    if kind == "clients":
+        return over_seeds.assign(low=np.nan, high=np.nan)
+    return over_seeds.join(rate_intervals(frame, variant.models))
 
 
 def _scopes(variants: list[Variant], kind: str) -> dict[str, Any]:
@@ -329,7 +327,7 @@ def records(comparison: Comparison) -> pd.DataFrame:
 
 def _gap_records(variant: Variant, metrics: Sequence[str]) -> list[dict[Any, Any]]:
     lines = []
-    for metric in (metric for metric in metrics if describe(metric).compares):
+    for metric in (metric for metric in metrics if describe(metric).between):
         for gap in variant.gaps(metric):
             estimate = (gap.mean, np.nan, variant.over_seeds(metric).n, gap.low, gap.high, "counts", np.nan)
             about = {"method": variant.label, "scope": f"attribute:{gap.attribute}", "metric": metric}

@@ -87,6 +87,7 @@ def render(comparison: Comparison, title: str | None = None) -> str:
         .render(
             title=title or _title(results),
             heading=lambda name: describe(name).heading,
+            rows=wording.rows,
             verdict=verdict,
             cards=_cards(data, verdict, variants),
             data=data,

@@ -1,8 +1,8 @@
-"""Groups: which rows a rate rests on, its interval, and the marginals of groups that are intersections."""
+"""Groups: the rows that a rate rests on, its interval, and the marginals of groups that are intersections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,36 +104,60 @@ def gaps_by_attribute(
     return gaps
 
 
+def _wide(frame: pd.DataFrame) -> pd.DataFrame:
+    """The metrics of groups as columns, with a row for each seed and name."""
+    return frame.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False, sort=False)
+
+
+def _cells(wide: pd.DataFrame, labels: bool) -> dict[str, pd.Series]:
+    """Rows of each seed and group by what `Share` calls them. Labels are known of the rows that are disclosed: all,
+    unless silos withhold some. Without labels, as if all were negative: for what follows from predictions alone."""
+    names = ("count", "positives", "selection_rate", "true_positive_rate", "false_positive_rate", "accuracy")
+    count, positives, selected, tpr, fpr, accuracy = (
+        wide.get(name, pd.Series(np.nan, index=wide.index)) for name in names
+    )
+
+    def hits(rate: pd.Series, rows: pd.Series) -> pd.Series:
+        return (rate * rows).where(rows > 0, rows)  # a rate without rows is undefined, and counts none
+
+    if not labels:
+        fp, none = hits(selected, count), 0 * count
+        return {"TP": none, "FN": none, "FP": fp, "TN": count - fp}
+    disclosed = wide.get(DISCLOSED, count)
+    negatives = disclosed - positives
+    tp, fp, right = hits(tpr, positives), hits(fpr, negatives), hits(accuracy, disclosed)
+    return {
+        **{"TP": tp, "FN": positives - tp, "FP": fp, "TN": negatives - fp},
+        **{"right": right, "wrong": disclosed - right},
+    }
+
+
 def _pooled(frame: pd.DataFrame) -> pd.DataFrame:
-    wide = frame.pivot_table(index=["seed", "name"], columns="metric", values="value", dropna=False, sort=False)
-    rows = wide.reindex(columns=["count", "positives"])
-    weights = _rows(rows["count"], rows["positives"], wide.get(DISCLOSED, rows["count"]))
+    wide = _wide(frame)
+    count = wide["count"]
+    weights = {"loss": wide.get(DISCLOSED, count), "mean_prediction": wide.get(DISCLOSED, count), "rmse": count}
+    cells = {labels: _cells(wide, labels) for labels in (True, False)}
 
     def total(values: pd.Series) -> pd.Series:
         return values.groupby(level="seed").sum(min_count=1)
 
-    def share(values: pd.Series, rests_on: pd.Series) -> pd.Series:
-        # a rate without rows is undefined and weighs nothing
-        return total((values * rests_on).where(rests_on > 0, 0.0)) / total(rests_on).where(lambda n: n > 0)
+    def ratio(numerator: pd.Series, denominator: pd.Series) -> pd.Series:
+        return total(numerator) / total(denominator).where(lambda n: n > 0)
+
+    def mean(values: pd.Series, rows: pd.Series) -> pd.Series:
+        return ratio((values * rows).where(rows > 0, 0.0), rows)
 
     pooled: dict[str, pd.Series] = {}
     for metric in map(str, wide):
-        values = wide[metric]
-        if metric in ("count", "positives", DISCLOSED):
+        values, share = wide[metric], describe(metric).share
+        if describe(metric).in_groups == "count":
             pooled[metric] = total(values)
-        elif rests_on := describe(metric).rests_on:
-            pooled[metric] = share(values, weights[rests_on])
-        elif metric in ("loss", "mean_prediction"):
-            pooled[metric] = share(values, weights[DISCLOSED])
+        elif share is not None:
+            pooled[metric] = ratio(*share.parts(cells[share.needs_labels]))
         elif metric == "rmse":
-            pooled[metric] = np.sqrt(share(values**2, rows["count"]))
-    if "f1" in wide:
-        hits, false = (
-            total((wide[f"{which}_positive_rate"] * weights[of]).fillna(0.0))
-            for which, of in (("true", "positives"), ("false", "negatives"))
-        )
-        # 2 TP / (2 TP + FP + FN) = 2 TP / (TP + FP + positives)
-        pooled["f1"] = 2 * hits / (hits + false + total(rows["positives"])).where(lambda n: n > 0)
+            pooled[metric] = np.sqrt(mean(values**2, weights[metric]))
+        elif metric in weights:
+            pooled[metric] = mean(values, weights[metric])
     return pd.DataFrame(pooled).reset_index().melt("seed", var_name="metric")
 
 
@@ -149,7 +173,7 @@ class Pair(NamedTuple):
     low_rate: float
     high_rate: float
     low_rows: float
-    """Test rows that the rate rests on, mean over seeds."""
+    """Test rows that the rate rests on, mean over the seeds in which it is defined."""
     high_rows: float
 
     @property
@@ -165,16 +189,19 @@ def worst_pair(groups: pd.DataFrame, disparity: str, models: int = 1) -> Pair | 
     the one in which two groups are farthest apart: for a ratio, the one with the smallest.
     """
     means = groups.groupby(["metric", "name"], sort=False)["value"].mean()
+    rates = describe(disparity).between
+    rows = rows_of(groups, rates) / models
     pairs = []
-    for rate in describe(disparity).compares:
+    for rate in rates:
         known = means.get(rate, pd.Series(dtype=float)).dropna()
         if len(known) < 2:
             continue
         low, high = str(known.idxmin()), str(known.idxmax())
         if low == high:  # all alike
             high = str(next(name for name in known.index if name != low))
-        rows = (_rests_on(rate, means.xs(name, level="name")) / models for name in (low, high))
-        pairs.append(Pair(rate, low, high, float(known[low]), float(known[high]), *rows))
+        pairs.append(
+            Pair(rate, low, high, *(float(values[name]) for values in (known, rows[rate]) for name in (low, high)))
+        )
     if describe(disparity).better == "one":
         return min(pairs, key=lambda pair: pair.low_rate / pair.high_rate if pair.high_rate else 1.0, default=None)
     return max(pairs, key=lambda pair: pair.difference, default=None)
@@ -186,7 +213,7 @@ def widest_class(
     """Of more than two classes, where a difference is widest by mean rates over seeds: (label, predicted class, lowest
     group, highest group, their rates by seed [S, 2]), from counts [S, G, C, C]; a label of -1: the predicted class."""
     found = None
-    for block in class_rates(disparity, counts):
+    for block in class_rates(describe(disparity).compares, counts):
         means = block.rates.mean(0)  # [C, G]
         for predicted in np.flatnonzero((~np.isnan(means)).sum(-1) > 1):
             low, high = int(np.nanargmin(means[predicted])), int(np.nanargmax(means[predicted]))
@@ -197,30 +224,34 @@ def widest_class(
     return found and found[1]
 
 
-def rate_interval(metric: str, values: Mapping[str, float], models: int = 1) -> tuple[float, float]:
-    """Wilson's interval of a group's mean rate, as one test set of its mean size supports it; nan for what is no share.
+def rate_intervals(groups: pd.DataFrame, models: int = 1) -> pd.DataFrame:
+    """Wilson's intervals [low, high] of the groups' mean rates by (name, metric), as one test set of its mean size
+    supports them; nan for what is no share of rows.
 
     Seeds, and several models, share test rows. So their counts are not added up: that would promise more than the data
     hold.
     """
-    if not describe(metric).rests_on:
-        return np.nan, np.nan
-    return wilson(values[metric], _rests_on(metric, values) / models)
+    means = groups.groupby(["name", "metric"], sort=False)["value"].mean()
+    rates = [name for name in dict.fromkeys(groups["metric"]) if (share := describe(name).share) and share.is_of_rows]
+    rows = rows_of(groups, rates) / models
+    on = rows.stack().reindex(means.index) if rates else pd.Series(np.nan, index=means.index)
+    return pd.DataFrame(dict(zip(("low", "high"), wilson(means, on), strict=True)), index=means.index)
+
+
+def rows_of(groups: pd.DataFrame, rates: Sequence[str], *, defined: bool = True) -> pd.DataFrame:
+    """The rows that these rates, or other metrics, of groups rest on: by name, a column each. Mean over the seeds in
+    which the rate is defined, or over all."""
+    wide = _wide(groups)
+    cells = {labels: _cells(wide, labels) for labels in (True, False)}
+    found = {}
+    for name in rates:
+        share = describe(name).share
+        rows = cells[True]["right"] + cells[True]["wrong"] if share is None else share.rows(cells[share.needs_labels])
+        found[name] = rows.where(rows > 0) if defined else rows
+    return pd.DataFrame(found, index=wide.index).groupby(level="name", sort=False).mean()
 
 
 def fewest_rows(groups: pd.DataFrame, rates: Sequence[str]) -> float:
     """How few rows one of these rates of a group rests on, of a variant's groups; mean over seeds, nan without any."""
-    means = groups.groupby(["metric", "name"], sort=False)["value"].mean()
-    names = dict.fromkeys(groups["name"])
-    return min((_rests_on(rate, means.xs(name, level="name")) for rate in rates for name in names), default=np.nan)
-
-
-def _rests_on(metric: str, values: Mapping[str, float] | pd.Series) -> float:
-    """The rows of a group that its rate rests on, from all that was measured of the group."""
-    count, positives = values.get("count", np.nan), values.get("positives", np.nan)
-    return float(_rows(count, positives, values.get(DISCLOSED, count))[describe(metric).rests_on or DISCLOSED])
-
-
-def _rows(count: Any, positives: Any, disclosed: Any) -> dict[str, Any]:
-    """What rates may rest on. Labels are known of the rows that are disclosed: all, unless silos withhold some."""
-    return {"count": count, DISCLOSED: disclosed, "positives": positives, "negatives": disclosed - positives}
+    rows = rows_of(groups, rates, defined=False).to_numpy()
+    return float(np.nanmin(rows)) if np.isfinite(rows).any() else np.nan

@@ -360,7 +360,7 @@ class Seeking:
 
     def _rows(self, variant: Variant) -> float:
         """The validation rows that the mean quality over seeds rests on: seeds with rows of their own add theirs."""
-        if not describe(self._quality).rests_on:
+        if not describe(self._quality).share:
             return math.inf
         shared = variant.shared_rows
         return float(variant.result.info["rows"]["validation"] / (shared + (1 - shared) / variant.seeds))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.metrics.catalogue import describe
-from equifed.metrics.disparities import BY_CLASS
+from equifed.metrics.disparities import OVER_CLASSES
 from equifed.metrics.fronts import dominated
 from equifed.metrics.seeds import MAX_SEEDS, ROUNDING, paired, seeds_needed
 from equifed.settings import MARGIN
@@ -382,20 +382,21 @@ def _widest(comparison: Comparison, variant: Variant, info: Mapping[str, Any]) -
         return ""
     # distributions of numbers have no rate to compare, but a mean
     counts = variant.tables(comparison.disparity)
-    if counts is not None and counts.shape[-1] > 2 and comparison.disparity in BY_CLASS:
+    if counts is not None and counts.shape[-1] > 2 and describe(comparison.disparity).compares in OVER_CLASSES:
         return _widest_class(comparison, variant, counts, info["classes"])
     pair = variant.worst_pair(comparison.disparity) or variant.worst_pair("mean_difference")
     if pair is None:
         return ""
     low, high = wording.group(pair.low), wording.group(pair.high)
     negative, positive = (f"'{wording.plain(str(name))}'" for name in (info.get("classes") or ["", ""])[:2])
-    if pair.rate not in _LESS_OFTEN:
+    rate = describe(pair.rate)
+    if not rate.less_often:
         much = f"{wording.number(pair.difference)} below that of {high}"
-        said = f"the {describe(pair.rate).title} of {low} is {much}"
+        said = f"the {rate.title} of {low} is {much}"
         rates = f"{wording.number(pair.low_rate)} against {wording.number(pair.high_rate)}"
     else:
         often = f"{100 * pair.difference:.1f} points less often than {high}"
-        said = _LESS_OFTEN[pair.rate].format(low=low, negative=negative, positive=positive, often=often)
+        said = rate.less_often.format(low=low, negative=negative, positive=positive, often=often)
         rates = f"{100 * pair.low_rate:.1f}\u00a0% against {100 * pair.high_rate:.1f}\u00a0%"
     who = "" if len(comparison.variants) == 1 else f"With {wording.plain(variant.label)}, "
     said = f"{who}{said} ({rates}{_turned(variant, pair)}).{_by_seed(variant, comparison.disparity, pair)}"
@@ -419,15 +420,6 @@ def _widest_class(comparison: Comparison, variant: Variant, counts: np.ndarray, 
     return said[:1].upper() + said[1:]
 
 
-_LESS_OFTEN = {
-    "selection_rate": "{low} is predicted {positive} {often}",
-    "true_positive_rate": "of those labelled {positive}, {low} is predicted so {often}",
-    "false_positive_rate": "of those labelled {negative}, {low} is predicted {positive} {often}",
-    "accuracy": "{low} is predicted correctly {often}",
-}
-"""How a difference of rates is said."""
-
-
 def _turned(variant: Variant, pair: Pair) -> str:
     """In how many seeds it is the other way round."""
     rates = variant.groups[variant.groups["metric"] == pair.rate].pivot_table(
@@ -440,7 +432,7 @@ def _turned(variant: Variant, pair: Pair) -> str:
 def _by_seed(variant: Variant, disparity: str, pair: Pair) -> str:
     """Why the mean disparity is larger than the difference of the mean rates, where more than rounding is between."""
     mean = variant.over_seeds(disparity).mean
-    if pair.rate not in describe(disparity).compares or describe(disparity).better != "zero":
+    if pair.rate not in describe(disparity).between or describe(disparity).better != "zero":
         return ""
     if not mean - pair.difference > 0.0005 * max(1.0, mean):
         return ""

@@ -29,6 +29,12 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2g}"
 
 
+def rows(count: float, few: float) -> str:
+    """Return "12 rows", and that these are few where they are fewer than `few`."""
+    shown = f"{count:,.0f}"
+    return f"{shown} row{'s' * (shown != '1')}{', few' * (count < few)}"
+
+
 def spread(mean: float, std: float, n: int, seeds: int) -> str:
     """`mean ± std`, and over how many seeds where the metric was undefined in some of them."""
     if math.isnan(mean):

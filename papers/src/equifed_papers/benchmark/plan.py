@@ -87,6 +87,8 @@ BUDGETS: dict[str, Budget] = {
     "e2fl": Budget({"keep": [0.3, 0.5, 0.7, 0.9]}, {"groups": "lowest-loss", "num_groups": 2}, model=EDGES),
     "fedmgda+": Budget({"epsilon": [0, 0.1, 0.5, 1]}, aim=WORST_CLIENT, step_size="step_size", rates=(0.3, 1, 3)),
     "cvar": Budget({"rho": [0.05, 0.1, 0.3, 0.5]}, aim=WORST_GROUP),
+    "scaffold": Budget(),
+    "fednova": Budget(),
     "feddyn": Budget({"alpha": [0.01, 0.03, 0.1, 0.3]}),
     "ditto": Budget({"proximity": [0.01, 0.1, 1, 3]}, aim=WORST_CLIENT),
     "fedper": Budget(aim=WORST_CLIENT, model=NETWORK),
@@ -99,7 +101,7 @@ BUDGETS: dict[str, Budget] = {
     "fedavg+eo": Budget(aim=ODDS),
     "fedavg+ceo": Budget(aim=EQUAL_OPPORTUNITY),
 }
-"""Methods whose settings do not follow from their knob alone."""
+"""Methods whose settings do not follow from their knob alone; of one with `Budget()` only the step size is chosen."""
 EXTRA = ("fedavg@momentum", "fedavg@adagrad", "fedavg@adam", "fedavg@yogi", "fedavg+eo", "fedavg+ceo", "fedavg+fair")
 """Wrappers, around FedAvg."""
 
