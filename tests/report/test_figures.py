@@ -79,8 +79,8 @@ def test_settings_of_a_method_share_its_colour_and_differ_by_dash():
     fed = federation()
     settings = {"model": ef.models.Logistic(), "rounds": 2, "seeds": [0]}
     sweeps = [
-        ef.sweep(ef.methods.FedProx(), fed, over={"mu": [0.0, 1.0]}, **settings),
-        ef.sweep(ef.methods.FedMom(), fed, over={"beta": [0.1, 0.5, 0.9]}, **settings),
+        ef.simulate(ef.methods.FedProx(), fed, over={"mu": [0.0, 1.0]}, **settings),
+        ef.simulate(ef.methods.FedMom(), fed, over={"beta": [0.1, 0.5, 0.9]}, **settings),
     ]
     data = page_data(Comparison.of(sweeps))
     found = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from equifed.charts.look import on_paper
 from equifed.charts.spec import Spec, as_wide_as
@@ -38,7 +39,7 @@ def draw(spec: Spec, kind: str) -> bytes:
     import vl_convert
 
     sized = as_wide_as(spec, WIDTH)
-    options = {"vl_version": VEGA_LITE, "config": {**on_paper(), "background": "#ffffff", "font": "sans-serif"}}
+    options: dict[str, Any] = {"vl_version": VEGA_LITE, "config": {**on_paper(), "background": "#ffffff", "font": "sans-serif"}}
     if kind == "svg":
         text: str = vl_convert.vegalite_to_svg(sized, **options)
         return _numbered(text).encode("utf-8", "replace")
