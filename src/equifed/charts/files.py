@@ -39,7 +39,10 @@ def draw(spec: Spec, kind: str) -> bytes:
     import vl_convert
 
     sized = as_wide_as(spec, WIDTH)
-    options: dict[str, Any] = {"vl_version": VEGA_LITE, "config": {**on_paper(), "background": "#ffffff", "font": "sans-serif"}}
+    options: dict[str, Any] = {
+        "vl_version": VEGA_LITE,
+        "config": {**on_paper(), "background": "#ffffff", "font": "sans-serif"},
+    }
     if kind == "svg":
         text: str = vl_convert.vegalite_to_svg(sized, **options)
         return _numbered(text).encode("utf-8", "replace")
