@@ -199,6 +199,24 @@ class RunSettings:
             chance = getattr(self, name)
             if chance >= 1:
                 raise ConfigError(f"must be a probability below 1, got {chance}.", key=name, value=chance)
+        self._check_protection()
+        self._check_means()
+        if self.seeds is not None:
+            object.__setattr__(self, "seeds", _check_seeds(self.seeds))
+        if not isinstance(self.metrics, Iterable):
+            raise ConfigError(f"must be a list of metrics, got {self.metrics!r}.", key="metrics", value=self.metrics)
+        metrics = self.metrics.split(",") if isinstance(self.metrics, str) else self.metrics
+        object.__setattr__(self, "metrics", tuple(metrics))
+        object.__setattr__(self, "target", tuple(map(str, parse_targets(self.target))))
+        check_confidence(self.confidence)
+        if not isinstance(self.local, Local):
+            raise ConfigError(f"must be equifed.Local(...), got {self.local!r}.", key="local")
+        if self.local.warm_up >= self.rounds:
+            text = f"must be below the rounds of the run, {self.rounds}, got {self.local.warm_up}."
+            raise ConfigError(text, section="local", key="warm_up", value=self.local.warm_up)
+
+    def _check_protection(self) -> None:
+        """Check secure sums and robust rules, and that they go together."""
         if not isinstance(self.secure, bool):
             raise ConfigError(f"must be true or false, got {self.secure!r}.", key="secure", value=self.secure)
         if self.dropout_late and not self.secure:
@@ -213,12 +231,13 @@ class RunSettings:
         if self.robust is not None and self.secure:
             text = "compares the updates of single clients, which secure = true hides. Use one of the two."
             raise ConfigError(text, key="robust", value=self.robust)
+
+    def _check_means(self) -> None:
+        """Check who takes part in a round and what computes it."""
         count = self.clients_per_round
         if count not in (None, "all") and (not isinstance(count, numbers.Integral) or count < 1):
             text = f"must be a whole number of at least 1, or 'all', got {count!r}."
             raise ConfigError(text, key="clients_per_round")
-        if self.seeds is not None:
-            object.__setattr__(self, "seeds", _check_seeds(self.seeds))
         if self.engine not in ("lanes", "reference"):
             raise unknown_name("engine", self.engine, ("lanes", "reference"), key="engine")
         if not isinstance(self.device, str):
@@ -227,17 +246,6 @@ class RunSettings:
             raise unknown_name("kernel", self.kernel, get_args(KernelName), key="kernel")
         if self.threads is not None:
             check_number("threads", self.threads, whole=True, low=1)
-        if not isinstance(self.metrics, Iterable):
-            raise ConfigError(f"must be a list of metrics, got {self.metrics!r}.", key="metrics", value=self.metrics)
-        metrics = self.metrics.split(",") if isinstance(self.metrics, str) else self.metrics
-        object.__setattr__(self, "metrics", tuple(metrics))
-        object.__setattr__(self, "target", tuple(map(str, parse_targets(self.target))))
-        check_confidence(self.confidence)
-        if not isinstance(self.local, Local):
-            raise ConfigError(f"must be equifed.Local(...), got {self.local!r}.", key="local")
-        if self.local.warm_up >= self.rounds:
-            text = f"must be below the rounds of the run, {self.rounds}, got {self.local.warm_up}."
-            raise ConfigError(text, section="local", key="warm_up", value=self.local.warm_up)
 
     @property
     def seed_list(self) -> list[int]:
