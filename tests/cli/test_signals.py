@@ -115,10 +115,10 @@ def test_a_sweep_that_is_interrupted_goes_on_by_the_same_command(
 
 SENT = """
 import os, signal, sys
-from equifed.signals import Stopped, ending_on_signals
+from equifed.signals import Stopped, end_on_signals
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with ending_on_signals((signal.SIGTERM, signal.SIGHUP)):
+with end_on_signals((signal.SIGTERM, signal.SIGHUP)):
     try:
         os.kill(os.getpid(), getattr(signal, sys.argv[2]))
         print("went on")

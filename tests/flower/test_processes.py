@@ -124,9 +124,9 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from equifed.flower.deployment import processes
-from equifed.signals import ending_on_signals
+from equifed.signals import end_on_signals
 processes.GRACE = 0.3
-with ending_on_signals(), processes.Processes(Path(sys.argv[1])) as programs:
+with end_on_signals(), processes.Processes(Path(sys.argv[1])) as programs:
     programs.start("stubborn", ["sh", "-c", sys.argv[2]], {}, Path(sys.argv[1]))
     while len(found := programs.alive()) < 4:
         time.sleep(0.05)

@@ -135,7 +135,7 @@ def test_a_method_that_is_wrong_about_itself_tells_nothing(uneven: Federation) -
         def summed(self) -> Method | None:
             return self  # whose replies are stacked
 
-    with pytest.raises(ConfigError, match="phase 'train' of fedval gathers them singly"):
+    with pytest.raises(ConfigError, match="phase 'train' of fedval needs single replies"):
         run(Wrong(), uneven, secure=True)
 
 

@@ -183,9 +183,10 @@ class Config:
 
     def resolved(self, folder: Path | None = None) -> dict[str, Any]:
         """All sections with all values, ready for TOML; paths relative to `folder`, where the file will lie."""
-        data = _spelt(self.data.model_dump())
-        if self.data.name is None:  # as it has always been written, which runs are recognised by
-            data.setdefault("meaning", "")
+        values = self.data.model_dump()
+        if self.data.name is None and values["meaning"] is None:
+            values["meaning"] = ""  # as it has always been written, which runs are recognised by
+        data = _spelt(values)
         if self.data.name is not None:
             data = {kebab(key): data[kebab(key)] for key in NAMED if kebab(key) in data}
         elif folder is not None:
