@@ -19,6 +19,7 @@ import pytest
 import typer.testing
 from guard import pytest_configure  # noqa: F401
 from hypothesis import HealthCheck, settings
+from support.samples import leave_to_full
 from uneven import make_uneven
 
 import equifed as ef
@@ -62,6 +63,12 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Choose the cases of sampled tests before `-m "not full"` takes the others away."""
+    leave_to_full(items)
 
 
 HEARING = """import signal

@@ -77,6 +77,7 @@ def test_pulled_back_weights_are_those_of_vjp() -> None:
     assert torch.equal(gradients.pull_back(lambda t: torch.ones(6), theta, weights)[1]["w"], torch.zeros(2, 3))
 
 
+@pytest.mark.full
 def test_a_clients_training_does_not_import_the_compiler() -> None:
     code = """
 import sys, numpy as np, equifed as ef

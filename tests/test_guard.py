@@ -104,6 +104,7 @@ def test_no_program_outlives_the_suite(
     until(lambda: not is_alive(left))
 
 
+@pytest.mark.full
 def test_a_test_gets_the_data_that_it_asks_for_and_no_others(
     suite: Callable[..., subprocess.Popen[str]], needs: Callable[[str], Path]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_test_gets_the_data_that_it_asks_for_and_no_others(
 
 
 @pytest.mark.parametrize("workers", ["2", pytest.param("0", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_without_data_and_network_tests_are_skipped_with_the_reason_or_fail_where_data_must_be_there(
     suite: Callable[..., subprocess.Popen[str]], tmp_path: Path, workers: str
 ) -> None:

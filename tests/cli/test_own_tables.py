@@ -65,6 +65,7 @@ def found(outcome) -> dict:
     ],
     ids=["list", "repeated", "folder"],
 )
+@pytest.mark.sample(1)
 def test_compare_on_own_files(wards, invoke, given):
     more = ["--positive", "yes", "--meaning", "is ill", "--methods", "fedavg,fedprox", "--json"]
     told = found(invoke("compare", *given, *COLUMNS, *more, *SMALL))

@@ -128,6 +128,7 @@ for words in (sys.argv[1:], ["list"]):
 """
 
 
+@pytest.mark.full
 def test_letters_that_the_terminal_lacks(place, spawn, monkeypatch):
     """They are shown as escapes; the run was not in vain."""
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")

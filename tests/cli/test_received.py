@@ -137,6 +137,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.sample(4)
 def test_no_command_imports_a_module_that_only_a_file_names(place: str, received: Path, tmp_path: Path) -> None:
     file, path = PLACES[place]
     folders = [received / "runs" / name for name in ("finished", "interrupted")]

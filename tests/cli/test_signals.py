@@ -28,6 +28,7 @@ def compare(*more: str) -> tuple[str, ...]:
     return ("compare", *data, "--methods", ",".join(METHODS), "--rounds", "40", "--seeds", "1", *more)
 
 
+@pytest.mark.full
 def test_a_compare_that_is_ended_goes_on_by_the_same_command(
     place: Path, spawn: Callable[..., subprocess.Popen[str]], invoke: Callable[..., Any]
 ) -> None:

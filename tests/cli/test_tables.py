@@ -32,6 +32,7 @@ def ten_groups() -> ef.Result:
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])
+@pytest.mark.sample(1)
 def test_show_keeps_the_names_of_many_groups(
     width: int, ten_groups: ef.Result, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_few_rows_are_said_beside_a_rate(ten_groups: ef.Result) -> None:
         ("--fail-if", "discrimination_index > 1"),
     ],
 )
+@pytest.mark.sample(1)
 def test_a_metric_that_is_asked_for_has_a_column(asked: tuple[str, str], invoke: Any, tiny: str) -> None:
     quick = ("compare", tiny, "--methods", "fedavg", "--rounds", "1", "--seeds", "1")
     without, done = invoke(*quick), invoke(*quick, *asked)

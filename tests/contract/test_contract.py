@@ -225,6 +225,7 @@ SUMMED = [method for method in (*METHODS, *VARIANTS, *SKETCHES) if method.summed
     fast(SUMMED, lambda m: m in METHODS and (m.name in TRAINS_ITS_OWN_WAY or m.summed != m)),
     ids=shown,
 )
+@pytest.mark.sample(5)
 def test_secure_sums(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both engines agree; the model is that of plain sums; and no bit of it depends on the order of replies."""
     made = {"rounds": 2, "dropout": 0.0, "seeds": (0,)}
@@ -342,6 +343,7 @@ FULL_BATCH = ef.Local(epochs=1, batch_size=None, learning_rate=0.2)
         ),
     ],
 )
+@pytest.mark.sample(6)
 def test_lanes_equal_reference_for_every_optimiser(method: Method, uneven: Federation, local: ef.Local) -> None:
     if _needs_plain_steps(method, local):
         with pytest.raises(ConfigError, match="momentum"):
@@ -445,6 +447,7 @@ def test_padding_changes_nothing(method: Method, uneven: Federation, monkeypatch
 
 
 @one_of_each_shape
+@pytest.mark.sample(4)
 def test_absent_clients_change_nothing(method: Method, uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stacked reply that never came is zeros with `present` 0, and must weigh nothing."""
     whole = plain(method, uneven, engine="reference")
@@ -495,6 +498,7 @@ def numbers_of(method: Method) -> list[str]:
     fast([m for m in (*METHODS, *SKETCHES) if numbers_of(m)], lambda method: method.name in TRAINS_ITS_OWN_WAY),
     ids=lambda m: m.name,
 )
+@pytest.mark.sample(3)
 def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
     numbers = numbers_of(method)
     values = [method.hyper[numbers[0]], 2.0 if method.name == "propfair" else 0.25]  # its losses must be below it

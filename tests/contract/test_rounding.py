@@ -453,6 +453,7 @@ QUICK = {"term", "kffl", "fednova", "fedminmax", "agnostic-fair", "fedfair", "q-
     [pytest.param(m, marks=() if m.name in QUICK else pytest.mark.full) for m in METHODS if not m.pooled],
     ids=shown,
 )
+@pytest.mark.sample(2)
 def test_no_honest_reply_over_a_million_rows_is_refused(method: Method) -> None:
     federation = edges(many=10**6, features=2)
     local = ef.Local(epochs=1, batch_size=None, learning_rate=0.1)

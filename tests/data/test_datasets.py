@@ -59,6 +59,7 @@ def by_group(encoded: data.Encoded) -> dict[str, tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("name", "preset"), ALL)
+@pytest.mark.sample(12)
 def test_every_preset_has_the_rows_inputs_and_groups_it_declares(needs, load, name, preset):
     needs(name)
     encoded, chosen, frame, hashes = load(name, preset)
@@ -115,6 +116,7 @@ def linked(home: Path, name: str, place: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", {dataset.files[0].folder: name for name, dataset in data.DATASETS.items()}.values())
+@pytest.mark.sample(3)
 def test_loading_writes_nothing_into_the_data_home(needs, tmp_path, monkeypatch, name):
     """root may write in a read-only folder, so that the folder is compared with itself."""
     home = linked(needs(name), name, tmp_path / "home")

@@ -63,6 +63,7 @@ def run(first: str, second: str, na_values: list[str], **more: Any) -> None:
 
 @pytest.mark.parametrize("na_values", [[], ["NA", "None"]])
 @pytest.mark.parametrize(("first", "second"), [("csv", "csv"), ("csv", "parquet"), ("parquet", "parquet")])
+@pytest.mark.sample(2)
 def test_equal_rows_get_equal_decisions_from_every_format(
     first: str, second: str, na_values: list[str], place: Path
 ) -> None:

@@ -149,6 +149,7 @@ def start(own: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", own / "node.sh"], cwd="/", capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.sample(1)
 def test_the_node_starts_from_its_bundle_alone(federation: Folder, tmp_path: Path):
     from flwr.common.config import parse_config_args
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode

@@ -87,6 +87,7 @@ def compare(port: int, authority: Path) -> tuple[int, str]:
         (0, 0, r"are [01] s apart, which Flower allows\."),
     ],
 )
+@pytest.mark.sample(2)
 def test_a_clock_is_compared_with_the_servers(certificates: Path, late: float, code: int, said: str) -> None:
     with served(certificates, late) as port:
         found = compare(port, certificates / "ca.crt")
@@ -171,6 +172,7 @@ def at_the_silo(place: Path, port: int) -> Path:
     return own
 
 
+@pytest.mark.full
 def test_a_node_is_started_again_whatever_it_ends_with(tmp_path: Path, certificates: Path) -> None:
     """And before each start the clocks are compared. A signal to the script ends the node with it."""
     with served(certificates, late=20) as port:

@@ -156,6 +156,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("lie", WRONG)
+@pytest.mark.sample(3)
 def test_counts_weights_and_positions_have_their_limits(lie: str, silos: Path, tmp_path: Path) -> None:
     method, name, change, reason = WRONG[lie]
     made = setting(silos, method, run={"clients-per-round": "all", "rounds": 2}, model={"bias": method.name != "e2fl"})
@@ -228,6 +229,7 @@ def test_who_is_missing_when(silos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [methods.KFFL(), methods.SFFL()], ids=lambda method: method.name)
+@pytest.mark.sample(1)
 def test_a_round_with_too_few_replies_leaves_no_trace(method: methods.KFFL, silos: Path, tmp_path: Path) -> None:
     """All silos worked in round 2 and two replies to its last phase were lost: the same as never having asked."""
     made = setting(
@@ -320,6 +322,7 @@ class Killed(BaseException):
     ],
     ids=lambda value: getattr(value, "name", value),
 )
+@pytest.mark.sample(1)
 def test_a_killed_run_goes_on_with_the_same_result(
     method: methods.FedAvg, moment: str, silos: Path, tmp_path: Path
 ) -> None:
@@ -550,6 +553,7 @@ JOINS = {
 
 
 @pytest.mark.parametrize("lie", JOINS)
+@pytest.mark.sample(2)
 def test_sums_that_no_rows_have_are_refused(lie: str, silos: Path, tmp_path: Path) -> None:
     made = setting(silos, run={"clients-per-round": "all"}, flower=QUICK | {"join-deadline": 0.2})
 

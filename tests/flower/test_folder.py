@@ -517,6 +517,7 @@ def test_without_flower_the_way_to_it_is_said(tmp_path, schema, monkeypatch):
         assert "pip install 'equifed[flower]'" in done.stderr
 
 
+@pytest.mark.full
 def test_flower_is_only_imported_where_it_is_used():
     import subprocess
     import sys

@@ -316,6 +316,7 @@ def test_inputs_of_another_size_are_refused_by_name(silos: Path, tmp_path: Path)
         (np.nan, 1), (0, np.nan), (np.inf, 1), (0, np.inf), (0, 0), (0, -1), (3e38, 3e38),
     ],
 )  # fmt: skip
+@pytest.mark.sample(3)
 def test_a_silo_sends_no_nan(shift: float, factor: float, silos: Path, tmp_path: Path) -> None:
     """Whatever the server says that inputs are scaled by: it gets the reason why not."""
     made = setting(silos, run={"clients-per-round": "all", "rounds": 1}, flower=QUICK)

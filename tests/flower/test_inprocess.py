@@ -64,6 +64,7 @@ def test_a_federation_equals_the_simulator(method: Method, silos: Path, tmp_path
 
 
 @pytest.mark.parametrize("method", [methods.FedAvg(), methods.FedVal(), methods.LCO(), methods.QFFL()], ids=repr)
+@pytest.mark.sample(1)
 def test_clipped_at_the_silos_as_in_the_simulator(method: Method, silos: Path, tmp_path: Path) -> None:
     made = setting(silos, method, run={"clip": 0.05, "rounds": 2})
     found, expected = federate(made, nodes(made), tmp_path), simulate(made)
@@ -76,6 +77,7 @@ def test_clipped_at_the_silos_as_in_the_simulator(method: Method, silos: Path, t
 
 @pytest.mark.parametrize("method", [methods.FedAvg(), methods.FairFate(), methods.FedFair()], ids=repr)
 @pytest.mark.parametrize("rule", [pytest.param("trimmed-mean", marks=pytest.mark.full), "multi-krum"])
+@pytest.mark.sample(1)
 def test_a_robust_rule_at_the_server_as_in_the_simulator(
     rule: str, method: Method, silos: Path, tmp_path: Path
 ) -> None:

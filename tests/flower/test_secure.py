@@ -90,6 +90,7 @@ def simulate(
 
 
 @pytest.mark.parametrize("method", SUMMING, ids=repr)
+@pytest.mark.sample(2)
 def test_a_secure_federation_equals_the_reference_engine_bit_for_bit(
     method: Method, silos: Path, tmp_path: Path
 ) -> None:
@@ -423,6 +424,7 @@ EVERY = [pytest.param(25, id="some"), pytest.param(1, id="all", marks=pytest.mar
 
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("kind", ["masked", "unmask"])
+@pytest.mark.sample(1)
 def test_hostile_replies_end_nothing(kind: str, every: int, silos: Path, tmp_path: Path) -> None:
     """An attack a round: on a masked reply, the sum is the others'; on an answer to `unmask`, it has the attacker in
     it. Only a mask that nobody can take off is noticed too late: that round has no sum. The run goes on."""

@@ -86,6 +86,7 @@ def traffic_of(made: Setting, folder: Path) -> Traffic:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.sample(1)
 def test_group_sizes_are_read_off_plain_replies_and_not_off_masked_ones(name: str, silos: Path, tmp_path: Path) -> None:
     method, kind, attack = ATTACKS[name]
     open_to_all = setting(silos, method, run=EVERYONE | {"rounds": 1})

@@ -331,7 +331,9 @@ def test_silos_are_not_put_back_to_where_their_replies_are_zeros(silos: Path, tm
         alone = liar.asked(silo, {"from": 0})
         for states in (liar.requests[silo]["states"], put_back):
             content = RecordDict({**alone, "states": ConfigRecord({**states})})
-            assert re.search("a different starting exchange|continues from an exchange", refusal(liar.ask(silo, content)))
+            assert re.search(
+                "a different starting exchange|continues from an exchange", refusal(liar.ask(silo, content))
+            )
         del alone["states"]
         assert "the exchange from which" in refusal(liar.ask(silo, alone))
         liar.restart()

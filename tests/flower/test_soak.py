@@ -17,6 +17,7 @@ RECORD = 12_000
 @pytest.mark.parametrize(
     ("method", "rounds"), [("fedavg", 15), *(pytest.param(name, 200, marks=pytest.mark.full) for name in METHODS)]
 )
+@pytest.mark.full
 def test_silos_that_come_go_lie_and_stall(method: str, rounds: int, silos: Path) -> None:
     came = soak(method, rounds, silos)
     assert came.unlike == 0

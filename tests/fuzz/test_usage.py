@@ -25,6 +25,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(None if "EQUIFED_FUZZ" in os.environ else 0)
 
 
+@pytest.mark.full
 def test_configurations(folder: Path, rng: np.random.Generator) -> None:
     assert [tried for tried in try_configurations(folder, EXAMPLES, rng) if tried[1].wrong] == []
 

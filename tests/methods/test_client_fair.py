@@ -553,6 +553,7 @@ def fedavg(unlike: Federation) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", [AFL(), TERM(), GIFAIR(1.0), PropFair(), FedMGDA()], ids=repr)
+@pytest.mark.sample(2)
 def test_the_worst_client_is_better_off(method: Method, unlike: Federation, fedavg: np.ndarray) -> None:
     assert fedavg.argmax() == 9
     assert client_losses(method, unlike).max() < 0.9 * fedavg.max()

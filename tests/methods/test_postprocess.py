@@ -276,6 +276,7 @@ _PLAIN: dict[str, ef.Result] = {}
         for way_place, way in enumerate(WAYS)
     ],
 )
+@pytest.mark.sample(8)
 def test_every_method_can_be_post_processed(uneven: Federation, name: str, rule: str, fit: str) -> None:
     """One way for each method, the others in `make test-full`."""
     settings: dict[str, Any] = {**SETTINGS, "rounds": 1}

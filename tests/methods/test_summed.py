@@ -78,6 +78,7 @@ def test_votes_are_the_same_bit_for_bit(method: Method, engine: str, uneven: Fed
 
 @both_engines
 @pytest.mark.parametrize("method", AVERAGED, ids=repr)
+@pytest.mark.sample(4)
 def test_models_are_the_same_but_for_rounding(method: Method, engine: str, uneven: Federation) -> None:
     secure, plain = (run(method, uneven, engine=engine, secure=secure) for secure in (True, False))
     loss = plain.metrics[(plain.metrics["metric"] == "loss") & (plain.metrics["scope"] == "global")]

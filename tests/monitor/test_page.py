@@ -45,6 +45,7 @@ def page(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.sample(1)
 def test_the_page_can_be_read(window, page, width, dark) -> None:
     window.open(page, width=width, dark=dark)
     assert window.problems == []

@@ -54,6 +54,7 @@ def quiet(window: Browser, page: Path) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.sample(2)
 def test_every_chart_is_drawn_and_nothing_sticks_out(window, page, width, dark):
     window.open(page, width=width, dark=dark)
     quiet(window, page)
@@ -301,6 +302,7 @@ SOMETHING_IS_DRAWN = "document.getElementById('rounds-chart').shown.spec.data.va
 
 
 @pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_federation(window, federated, width):
     for page, rows, drawn in zip(federated, (5, 3), (FIRST_IS_ACCURACY, SOMETHING_IS_DRAWN), strict=True):
         window.open(page, width=width)
@@ -327,6 +329,7 @@ MANY = """(section) => {
 """Makes a section's table a long one, and leaves nothing else on the page."""
 
 
+@pytest.mark.full
 def test_on_paper_heads_are_repeated_and_rows_are_whole(window, page):
     window.open(page, dark=True)
     whole = "".join(texts(window.pdf()))

@@ -591,6 +591,7 @@ def tame(tmp_path_factory) -> tuple[Page, str]:
 
 
 @pytest.mark.parametrize("text", sampled(HOSTILE, 3))
+@pytest.mark.sample(4)
 def test_names_cannot_break_the_page(text, tame, tmp_path):
     plain, plainly_shown = tame
     result = hostile_result(text)

@@ -173,6 +173,7 @@ def test_a_regression_speaks_in_the_unit_of_its_label() -> None:
 # -- elsewhere ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_package_alone_says_the_same_in_another_process(network: ef.Result, tmp_path: Path, start: Any) -> None:
     ef.save_result(tmp_path / "saved", network)
     shutil.copytree(tmp_path / "saved" / "model", tmp_path / "elsewhere")
@@ -281,6 +282,7 @@ def session_of(model: ef.Model) -> Any:
 
 
 @pytest.mark.parametrize(("encoding", "scaling"), [("onehot", "standard"), ("ordinal", "minmax")])
+@pytest.mark.sample(1)
 def test_graph_and_torch_program_say_the_same(encoding: str, scaling: str) -> None:
     """With thresholds of its own for each group, unknown groups, missing values and unknown categories."""
     fed = federation(patients(), encoding=encoding, scaling=scaling)

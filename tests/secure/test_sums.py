@@ -79,6 +79,7 @@ def check_pattern(federation: Federation, number: int, gone: list[str], late: li
 
 
 @pytest.mark.parametrize(("count", "possible"), [(3, 1), (4, 9), (5, 11)])
+@pytest.mark.sample(2)
 def test_every_pattern_of_who_is_gone_when(tmp_path: Path, count: int, possible: int) -> None:
     """Each silo masks and tells, only masks, or does nothing."""
     federation = Federation.of(tmp_path, count)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 
@@ -48,6 +50,7 @@ ABSENT = [
 ]
 
 
+@pytest.mark.full
 def test_a_simulation_needs_torch_numpy_and_numba_only() -> None:
     done = subprocess.run([sys.executable, "-c", f"ABSENT = {ABSENT}{PROGRAM}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

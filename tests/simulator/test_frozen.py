@@ -234,6 +234,7 @@ def numpy_scores(result: ef.Result, x: np.ndarray) -> np.ndarray:
     return made
 
 
+@pytest.mark.full
 def test_saved_pickled_and_exported_models_predict_with_the_frozen_part(uneven: Federation, tmp_path: Path) -> None:
     live, x = ef.simulate(M.FedAvg(), uneven, model=Pretrained, **QUICK), uneven.rows.x[:40]
     expected = live.predict(x)

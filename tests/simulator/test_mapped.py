@@ -82,6 +82,7 @@ def assert_same(one: Result, other: Result) -> None:
 
 @pytest.mark.parametrize("engine", ["lanes", "reference"])
 @pytest.mark.parametrize("method", ["fedavg", "kffl", "q-ffl", "fair-fate", "fedfb", "scaffold", "fedavg-gr"])
+@pytest.mark.sample(5)
 def test_the_bits_are_those_of_the_rows_in_memory(method: str, engine: str, place: Path) -> None:
     """Of FedFB all clients are asked before round 1; with SCAFFOLD they keep something; the others sample."""
     files = {"test_file": place / "test.parquet", "validation_file": place / "validation.parquet"}
@@ -191,6 +192,7 @@ name = "kffl"
 
 
 @pytest.mark.parametrize("more", ["test = 0.1", 'test-file = "test.parquet"', ""])
+@pytest.mark.sample(1)
 def test_a_resumed_run_has_the_bits_of_a_whole_one(more: str, place: Path, tmp_path: Path) -> None:
     (place / "run.toml").write_text(CONFIG.format(more=more))
     config, store = load_config(place / "run.toml"), Store(tmp_path / "runs")

@@ -39,6 +39,7 @@ def faults(**environment: str) -> tuple[int, bool, int]:
     return int(before), kept == "True", int(after)
 
 
+@pytest.mark.full
 def test_freed_memory_is_kept() -> None:
     before, kept, after = faults()
     assert kept
@@ -48,5 +49,6 @@ def test_freed_memory_is_kept() -> None:
 @pytest.mark.parametrize(
     "own", [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
 )
+@pytest.mark.full
 def test_the_user_s_own_settings_stand(own: dict[str, str]) -> None:
     assert faults(**own)[1] is False

@@ -30,6 +30,7 @@ EXPECTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_damaged_or_foreign_file_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_folders", lambda: [tmp_path])
     assert orders() == EXPECTED

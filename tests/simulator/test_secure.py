@@ -52,6 +52,7 @@ def gone(seed: int, purpose: str, *numbers: int, chance: float) -> bool:
 
 @pytest.mark.parametrize("engine", ["lanes", "reference"])
 @pytest.mark.parametrize(("dropout", "late"), [(0.15, 0.0), (0.0, 0.2), (0.05, 0.08)])
+@pytest.mark.sample(2)
 def test_who_is_gone_decides_whether_a_round_is_applied(
     engine: Any, dropout: float, late: float, uneven: Federation
 ) -> None:

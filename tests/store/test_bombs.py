@@ -71,6 +71,7 @@ MEASURED = {"method": "m", "seed": 0, "round": 1, "split": "test", "scope": "glo
 
 
 @pytest.mark.parametrize("columns", [{"x": 0.0}, MEASURED], ids=["another table", "with its columns"])
+@pytest.mark.sample(1)
 def test_a_bomb_is_refused_before_its_rows_are_read(columns: dict[str, Any], received: Path) -> None:
     """In a process that may take no more memory than a small result needs, besides that of the libraries."""
     content = packed(columns, ROWS)
@@ -121,6 +122,7 @@ def test_a_table_without_its_columns_or_with_other_values_is_refused_by_name(nam
         ("model.json", lambda folder: load_model(folder / "model")),
     ],
 )
+@pytest.mark.sample(1)
 def test_json_that_is_too_large_too_deep_or_none_is_refused_by_name(
     name: str, read: Callable[[Path], Any], received: Path
 ) -> None:

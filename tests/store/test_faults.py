@@ -44,6 +44,7 @@ def test_a_death_at_any_step_of_the_store_leaves_no_trace(
 
 
 @pytest.mark.parametrize("count", [pytest.param(100, marks=pytest.mark.full), 1])
+@pytest.mark.full
 def test_a_kill_at_a_random_moment_leaves_no_trace(tmp_path: Path, rng: np.random.Generator, count: int) -> None:
     case = Case.new(tmp_path)
     assert [tried for tried in kills(case, count, rng) if tried[1]] == []
@@ -51,6 +52,7 @@ def test_a_kill_at_a_random_moment_leaves_no_trace(tmp_path: Path, rng: np.rando
 
 @pytest.mark.parametrize("count", [pytest.param(5000, marks=pytest.mark.full), 100])
 @pytest.mark.parametrize("kind", ["interrupted", "finished", "saved"])
+@pytest.mark.sample(1)
 def test_no_corruption_is_loaded_silently(tmp_path: Path, rng: np.random.Generator, kind: str, count: int) -> None:
     case = Case.new(tmp_path)
     came: Counter[str] = Counter()

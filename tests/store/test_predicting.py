@@ -67,6 +67,7 @@ def assert_same_bits(left: list[np.ndarray], right: list[np.ndarray]) -> None:
     sampled_methods(VARIANTS, 3),
     ids=lambda method: f"{method.name}",
 )
+@pytest.mark.sample(8)
 def test_a_saved_result_predicts_the_same_bits(uneven: Federation, method: M.Method, tmp_path: Path) -> None:
     live = train(method, uneven)
     ef.save_result(tmp_path, live)
@@ -167,6 +168,7 @@ def test_models_of_ones_own(uneven: Federation, tmp_path: Path) -> None:
     assert_same_bits([again.predict(uneven.rows.x, model=module)], [live.predict(uneven.rows.x)])
 
 
+@pytest.mark.full
 def test_a_run_folder_is_enough_for_a_new_process(tmp_path: Path, start: Any) -> None:
     """Files, a schema and standardised inputs."""
     write_silos(tmp_path)

@@ -121,6 +121,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("sections", CASES.values(), ids=CASES.keys())
+@pytest.mark.sample(2)
 def test_a_resumed_run_has_the_bits_of_a_whole_one(place, sections):
     store = Store(place / "runs")
     config = load_config(write_config(place, **sections))

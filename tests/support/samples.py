@@ -22,6 +22,18 @@ MOST_CHANGED = 6
 T = TypeVar("T")
 
 
+def leave_to_full(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases of tests with the mark `sample(n)` as `full`, but for n of each test, chosen by a stable hash."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("full"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        (number,) = each[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        for item in sorted(each, key=lambda item: blake2b(item.name.encode()).digest())[number:]:
+            item.add_marker(pytest.mark.full)
+
+
 def in_sample(name: str, one_in: int) -> bool:
     """Whether a name is in the sample that holds about one in `one_in`."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") % one_in == 0

@@ -92,6 +92,7 @@ def history(client, run: str, name: str) -> dict[int, float]:
     return {each.step: each.value for each in client.get_metric_history(run, name)}
 
 
+@pytest.mark.full
 def test_a_run_in_mlflow_is_the_run_also_after_an_interruption(place, uri, client, monkeypatch):
     write_config(place, run={"rounds": 4, "name": "first"})
     with monkeypatch.context() as patched:

@@ -107,6 +107,7 @@ def _coarser(monkeypatch: pytest.MonkeyPatch, federations: int) -> None:
         *(pytest.param(make, several, 200, marks=ALL) for make in (shared, own) for several in (False, True)),
     ],
 )
+@pytest.mark.sample(1)
 def test_met_with_confidence_is_rarely_wrong(make: Any, several: bool, federations: int) -> None:
     met, wrong = claims(federations, make, several, 0.95)
     assert wrong <= allowed(federations), f"{wrong} of {federations} wrong; {met} were called met"

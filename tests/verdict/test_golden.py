@@ -101,6 +101,7 @@ def said(situation: Situation, page: Path | None) -> str:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.sample(20)
 def test_what_is_said_and_shown(name: str, tmp_path: Path) -> None:
     check(name, said(SITUATIONS[name], tmp_path / "page.html" if name in SHOWN else None))
 
@@ -150,6 +151,7 @@ def without_what_changes(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", TERMINAL)
+@pytest.mark.sample(3)
 def test_what_the_terminal_says(name: str, invoke: Callable[..., Any]) -> None:
     shown = []
     for command in TERMINAL[name]:

@@ -55,6 +55,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         assert opened.requests == [path.resolve().as_uri()]
 
 
+@pytest.mark.full
 def test_a_method_that_lacks_a_federation_has_no_mean(tmp_path: Path, window: Browser) -> None:
     places = {**ACCURACY, "ditto": {("adult", "iid"): 0.99, ("law", "iid"): 0.99, ("german", "iid"): 0.99}}
     rows = [row(m, *place, value, 0) for m, of in places.items() for place, value in of.items()]

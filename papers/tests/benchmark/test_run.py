@@ -56,6 +56,7 @@ def test_rows_round_trip_with_their_schema(tmp_path: Path) -> None:
     assert all(field.metadata[b"meaning"] for field in schema)
 
 
+@pytest.mark.full
 def test_the_rows_of_a_benchmark_are_read_up_to_a_size(tmp_path: Path) -> None:
     path = tmp_path / records.ROWS
     chunk = records.table_of([{"tier": "quick", "data": "d", "method": "m", "seed": 0}] * 200_000)
@@ -125,6 +126,7 @@ def test_an_interrupted_benchmark_goes_on(
     assert len(rows) == 6
 
 
+@pytest.mark.full
 def test_rows_of_another_plan_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: Callable[[str], Path]
 ) -> None:

@@ -183,6 +183,7 @@ def test_noise_counts_our_constructions(needs: Callable[[str], Path], monkeypatc
     assert not within(1.01 * noise)
 
 
+@pytest.mark.full
 def test_the_command_line_shows_table_and_figures(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     needs("compas")
     done = run("fedfair/table1", "--quick", "--methods", "FedAvg,FedFair", "--select", "train", folder=tmp_path)

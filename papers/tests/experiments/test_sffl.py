@@ -35,6 +35,7 @@ def test_published_figures() -> None:
         assert min(gap, key=gap.__getitem__) == "SFFL"
 
 
+@pytest.mark.full
 def test_clients_are_states(needs: Callable[[str], Path]) -> None:
     """20 of 46 states; 14 states for 20 clients, the large ones split; cells even at a large alpha, uneven at 0.1."""
     needs("acs_income")
@@ -141,6 +142,7 @@ def test_weights_beside_each_other(needs: Callable[[str], Path]) -> None:
 # -- on the command line -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_table_on_the_command_line(tmp_path: Path, needs: Callable[[str], Path]) -> None:
     needs("acs_employment")
     done = run(

@@ -612,4 +612,5 @@ def local(data: Data, metric: str, i: int) -> Spec:
 def partition(data: Data, part: Data) -> Spec:
     """Return who holds which rows."""
     about = _about("Who holds which rows", data, "training rows", "clients")
-    return partition_chart(part["clients"], part["groups"], part["classes"], part["cells"]) | {"description": about}
+    clients = part["clients"] or [str(i) for i in range(len(part["cells"]))]  # results of many clients do not name them
+    return partition_chart(clients, part["groups"], part["classes"], part["cells"]) | {"description": about}
