@@ -259,7 +259,7 @@ def test_a_method_that_needs_each_reply_is_refused_where_only_sums_are_seen(meth
 
 @pytest.mark.parametrize("method", [*METHODS, *OTHERS], ids=shown)
 def test_a_method_as_it_is_summed(method: Method) -> None:
-    """It keeps its name and its hyper-parameters, and shows the server no single reply."""
+    """It keeps its name and its hyperparameters, and shows the server no single reply."""
     summed = method.summed
     if summed is None:
         return
@@ -511,7 +511,7 @@ def test_sweep_equals_separate_runs(method: Method, uneven: Federation) -> None:
 
 
 PARENTS = {"kffl": {"mu": 1 / 2}, "kffl-td": {"mu": 1 / 2}}
-"""Hyper-parameters of the parent, where its defaults are not the ones."""
+"""Hyperparameters of the parent, where its defaults are not the ones."""
 
 
 @pytest.mark.parametrize("method", [m for m in (*METHODS, *SKETCHES) if m.parent], ids=lambda m: m.name)

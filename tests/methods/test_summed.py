@@ -126,7 +126,7 @@ def test_what_travels_is_counted(uneven: Federation) -> None:
     ids=lambda method: method.name,
 )
 def test_what_no_sums_can_do_is_refused(method: Method, uneven: Federation) -> None:
-    with pytest.raises(ConfigError, match=f"which {method.name} needs with these hyper-parameters"):
+    with pytest.raises(ConfigError, match=f"which {method.name} needs with these hyperparameters"):
         run(method, uneven, secure=True)
 
 

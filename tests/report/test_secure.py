@@ -32,8 +32,8 @@ def secure(folder: Path) -> ef.Result:
 
 
 PROMISED = (
-    "Secure sums: whoever runs the server and reads all that it gets, as long as it ships equifed's own code, learns "
-    "sums over at least 4 silos and who took part, and no single silo's reply, rows or figures; keys vouched for by "
+    "Secure sums: an operator of the server who reads everything it receives, and who ships equifed's own code, learns "
+    "sums over at least 4 silos and who took part, but no single silo's reply, rows or metrics; keys vouched for by "
     "the silos' own roster at north and east, by the server at south, west and rim."
 )
 MISSING = (
@@ -50,9 +50,9 @@ def test_what_is_promised_and_who_was_missing(secure: ef.Result, tmp_path: Path)
     assert "1 of 5 rounds was not applied (round 4): " in text
     table = re.findall(r"<tr>(.*?)</tr>", (tmp_path / "report.html").read_text().split('id="silos"')[1], re.DOTALL)
     shown = [" ".join(re.findall(r">([^<>]+)<", line)) for line in table]
-    assert shown[1] == "north not told not told none none none"
-    assert shown[2] == "south not told not told in rounds 2, 4: no reply within 0 s none none"
-    assert shown[3] == "west not told not told unmasking in rounds 3 to 4: no reply within 0 s none none"
+    assert shown[1] == "north not disclosed not disclosed none none none"
+    assert shown[2] == "south not disclosed not disclosed in rounds 2, 4: no reply within 0 s none none"
+    assert shown[3] == "west not disclosed not disclosed unmasking in rounds 3 to 4: no reply within 0 s none none"
     caveats = " ".join(verdict([secure]).caveats)
     assert "fedavg: 1 of 5 rounds was not applied (round 4)" in caveats
     assert "south (in rounds 2, 4: no reply within 0 s) and west (unmasking in rounds 3 to 4: no reply" in caveats
@@ -108,7 +108,7 @@ def test_totals_that_are_withheld(tmp_path: Path, tmp_path_factory: pytest.TempP
 def test_the_command_line_says_it(secure: ef.Result, folder: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(folder / "runs" / "secured")], env={"COLUMNS": "400", "NO_COLOR": "1"})
     assert shown.exit_code == 0, shown.output
-    for words in (PROMISED, MISSING, NOT_AVAILABLE, "not told"):
+    for words in (PROMISED, MISSING, NOT_AVAILABLE, "not disclosed"):
         assert words in shown.stdout
     assert "No secure aggregation" not in shown.stdout
     told = CliRunner().invoke(app, ["show", str(folder / "runs" / "secured"), "--json"])

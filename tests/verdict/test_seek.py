@@ -305,7 +305,7 @@ def test_the_end_of_the_interval_must_meet_the_target() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": methods.FedAvg()}, "has no hyper-parameter that trades accuracy for fairness"),
+        ({"method": methods.FedAvg()}, "has no hyperparameter that trades accuracy for fairness"),
         ({"target": ()}, "is needed"),
         ({"target": "accuracy >= 0.8"}, "does not aim at accuracy"),
         ({"target": "client_accuracy.worst >= 0.8", "method": methods.QFFL()}, "cannot be sought"),

@@ -133,7 +133,7 @@ def test_the_margin_is_held_by_the_interval_and_not_by_the_mean():
         kept = verdict([best, near], margin=margin)
         assert kept.chosen == "fedavg"
         assert kept.sentences[0].startswith(
-            "Take fedavg for now: it has the highest mean accuracy, and nobody fairer is"
+            "Take fedavg for now: it has the highest mean accuracy, and no fairer one is"
         )
         assert f"loss of 0.3 points of accuracy [{100 * low:.1f}, {100 * high:.1f}] over 4 seeds" in kept.sentences[3]
     kept = verdict([best, near], margin=low - 1e-9)

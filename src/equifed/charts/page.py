@@ -65,7 +65,7 @@ def packed(data: Any) -> str:
 
 
 def embedded(name: str, spec: Spec) -> str:
-    """Return a chart as part of somebody else's page, as a notebook's."""
+    """Return a chart as part of another page, such as a notebook."""
     style = "background: #fff; color: #000; padding: 8px; max-width: 900px"
     return f'<div style="{style}"><div class="chart" data-chart="{name}"></div>{Scripts({name: spec}).html}</div>'
 

@@ -171,12 +171,12 @@ def compare(
 def sweep(
     name: MaybeDataset = None,
     *,
-    method: Annotated[str, typer.Option(help="The method whose hyper-parameters are swept.")],
+    method: Annotated[str, typer.Option(help="The method whose hyperparameters are swept.")],
     over: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=V1,V2,...",
-            help="A hyper-parameter and its values; repeat it for all combinations. Left out: the method's fairness "
+            help="A hyperparameter and its values; repeat it for all combinations. Default: the method's fairness "
             "weight is searched until the --target is met.",
         ),
     ] = None,
@@ -188,7 +188,7 @@ def sweep(
     settings: Settings,
     output: Output,
 ) -> None:
-    """Train a method with many hyper-parameter values in one computation, and show the trade-off and a verdict.
+    """Train a method with many hyperparameter values in one computation, and show the trade-off and a verdict.
 
     A setting is dominated when another has both better accuracy and better fairness. With a --target and without
     --over, the method's fairness weight is searched on validation rows, in few steps of several values each. Every step
@@ -218,7 +218,7 @@ def sweep(
 
 
 def _swept(over: list[str]) -> dict[str, list[float]]:
-    """Hyper-parameters and their values, from texts NAME=V1,V2,..."""
+    """Hyperparameters and their values, from texts NAME=V1,V2,..."""
     from equifed.errors import ConfigError
 
     swept: dict[str, list[float]] = {}
@@ -325,7 +325,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One method, in full.")] = None,
     json: Json = False,
 ) -> None:
-    """List the methods: what each needs and what it reveals. With a NAME: its equations and hyper-parameters."""
+    """List the methods: what each needs and what it reveals. With a NAME: its equations and hyperparameters."""
     from equifed.cli.describe import describe_method, hyper_table, knob_text, methods_table, phases_table
     from equifed.methods import REGISTRY, WRAPPERS
 
@@ -342,7 +342,7 @@ def methods(
     weights = " and ".join(method["vanishes"])
     parent = f"; with {weights} 0 it is {method['parent']}" if method["parent"] else ""
     show(f"{method['name']}: {method['summary']}\n", method["equations"], f"\nNeeds: {needs}{parent}\n")
-    show(phases_table(method), "", hyper_table(method) if method["hyper_parameters"] else "No hyper-parameters.")
+    show(phases_table(method), "", hyper_table(method) if method["hyper_parameters"] else "No hyperparameters.")
     if method["knob"]:
         show("", knob_text(method["knob"]))
     if method["bibtex"]:

@@ -122,7 +122,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             raise
         except BrokenPipeError:  # the reader has seen enough (`| head`)
-            # what is still buffered goes to nobody, instead of failing when Python ends
+            # what is still buffered is discarded, instead of failing when Python ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except EquifedError as error:

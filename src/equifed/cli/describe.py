@@ -16,7 +16,7 @@ from equifed.protocol import Knob, Method
 
 
 def describe_method(name: str) -> dict[str, Any]:
-    """What a method needs, exchanges and reveals, its equations and its hyper-parameters."""
+    """What a method needs, exchanges and reveals, its equations and its hyperparameters."""
     method = methods.make(name)
     kind, citation = type(method), methods.citation(method)
     phases = [
@@ -79,7 +79,7 @@ def knob_text(knob: dict[str, Any]) -> str:
 
 
 def _by_settings(aims: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """The metrics that the same hyper-parameters aim at, by these."""
+    """The metrics that the same hyperparameters aim at, by these."""
     found: dict[str, list[str]] = {}
     for metric, settings in aims.items():
         text = ", ".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
@@ -134,7 +134,7 @@ def methods_table(described: list[dict[str, Any]]) -> Table:
 
 
 def hyper_table(method: dict[str, Any]) -> Table:
-    table = plain_table("hyper-parameter", "type", "default", "allowed", "meaning")
+    table = plain_table("hyperparameter", "type", "default", "allowed", "meaning")
     for hyper in method["hyper_parameters"]:
         default = "-" if hyper["default"] is None else json.dumps(hyper["default"])  # as one writes it in TOML
         table.add_row(hyper["name"], hyper["type"], default, hyper["range"] or "-", hyper["description"])

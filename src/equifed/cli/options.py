@@ -29,7 +29,7 @@ class Which:
     seed: int | None = field(default=None, metadata={"metavar": "N"})
     """Of which seed. (default: the first)"""
     setting: list[str] | None = field(default=None, metadata={"metavar": "NAME=VALUE", "repeated": True})
-    """Of a sweep, with which value; repeat it for several hyper-parameters. (default: the one that meets the run's
+    """Of a sweep, with which value; repeat it for several hyperparameters. (default: the one that meets the run's
     target on validation rows)"""
     client: str | None = field(default=None, metadata={"metavar": "NAME"})
     """Whose, where clients have models of their own."""
@@ -343,7 +343,7 @@ class Settings(Tracking, Sharing, make_dataclass("Generated", _generated(), froz
     """The settings of `compare` and `sweep`: a configuration without a file."""
 
     set: list[str] | None = field(default=None, metadata={"metavar": "KEY=VALUE", "repeated": True, "panel": TRAINING})
-    """Any other setting, e.g. --set model.hidden=[10], or a hyper-parameter of a method: --set fedprox.mu=0.1. May be
+    """Any other setting, e.g. --set model.hidden=[10], or a hyperparameter of a method: --set fedprox.mu=0.1. May be
     repeated."""
 
     def overrides(self, method: str, others: Collection[str] = ()) -> list[str]:

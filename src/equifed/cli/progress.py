@@ -27,7 +27,7 @@ LINES = 20
 PAUSE = 0.25
 """Seconds between two updates of the figures beside the bar."""
 ENDED = ("done", "failed")
-"""States of jobs that nobody works on any more."""
+"""States of jobs that have ended."""
 MANY, EVERY = 100, 15.0
 """A study of more jobs than these does not have a plain line for each, but one every so many seconds."""
 QUIET = 300.0

@@ -47,7 +47,7 @@ class RunSection(RunSettings):
     """Write a checkpoint every so many rounds; a resumed run repeats the rounds after the last one."""
     track: Sequence[str] = ()
     """Trackers that are told how the run goes: "mlflow", "mlflow:URI", "tensorboard:FOLDER", "wandb:PROJECT", or
-    "module:Name". Folders are relative to where the command is started. Left out: those that $EQUIFED_TRACK names."""
+    "module:Name". Folders are relative to where the command is started. Default: those that $EQUIFED_TRACK names."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,16 +73,16 @@ class _Sources(_Section):
     client: str | None = None
     """Of mapped files: the column that names the client."""
     cache: str | None = None
-    """Of mapped files: the folder in which their rows are prepared, once. Relative to this config file. Left out:
+    """Of mapped files: the folder in which their rows are prepared, once. Relative to this config file. Default:
     beside them."""
     schema_: str | None = None
     """The schema file that all clients share (JSON)."""
     test_file: str | None = None
     """Of mapped files: the test rows, a file of their own. Relative to this config file."""
     client_test: float | None = Field(None, ge=0, lt=1)
-    """Share of each client's rows that is kept for a test of its own, of a named data set. Left out: the preset's."""
+    """Share of each client's rows that is kept for a test of its own, of a named data set. Default: the preset's."""
     rows: int | None = Field(None, ge=1)
-    """Take only so many rows of a named data set, drawn at random once, the same for every seed. Left out: all."""
+    """Number of rows of a named data set to use, drawn at random once, the same for every seed. Default: all."""
     validation_file: str | None = None
     """The server's own validation rows, a file like the clients'. Relative to this config file."""
     client_groups: dict[str, str] | None = None
@@ -148,7 +148,7 @@ class FlowerSection(_Section):
     """[flower]: how patient and how careful a real federation is; a simulation has no use for it."""
 
     min_replies: Annotated[int, Field(ge=1)] | None = None
-    """A round with fewer usable replies is not applied. Left out: 2, so that no silo's reply is a sum of its own."""
+    """A round with fewer usable replies is not applied. Default: 2, so that no aggregate is a single silo's reply."""
     deadline: float = Field(300.0, gt=0, le=YEAR)
     """Seconds that the clients have to answer in a phase."""
     join_deadline: float = Field(300.0, gt=0, le=YEAR)
@@ -168,7 +168,7 @@ class Config:
     model: models.Model
     method: Method
     sweep: Mapping[str, Sequence[float]]
-    """Hyper-parameter -> values; one run for each combination, all in one computation."""
+    """Hyperparameter -> values; one run for each combination, all in one computation."""
     seek: SeekSettings | None = None
     """How the target is sought, by turning the method's knob; None where the file has no such section."""
     flower: FlowerSection | None = None

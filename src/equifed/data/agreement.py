@@ -314,7 +314,7 @@ def _number(numbers: _Merged, rules: _Rules, missing: int, scaling: Scaling, min
     if scaling == "minmax" and numbers.low is None:
         text = "no table has values enough for min-max scaling. Scale by 'standard', or leave the column out."
         raise DataError(text, column=facts["name"])
-    if scaling == "minmax" or min_count:  # which monitoring makes bins of; the ends of all values are told by nobody
+    if scaling == "minmax" or min_count:  # which monitoring makes bins of; the ends of all values are never disclosed
         facts |= {"low": numbers.low, "high": numbers.high}
     far = 0 < numbers.deviation * FAR_DEVIATIONS < abs(numbers.mean) and numbers.low != numbers.high
     return Column(missing=rule, offset=numbers.mean if scaling == "standard" and far else 0.0, **facts)

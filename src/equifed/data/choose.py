@@ -1,4 +1,4 @@
-"""Which columns of somebody's own table can be inputs: not those that say who somebody is, nor free text, dates or
+"""Choose the columns of a table that can be inputs: not those that identify a person, nor free text, dates or
 constants. Recognised by their values, and by their names where values alone do not tell."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MANY = 50
 LONG_TEXT, MANY_WORDS = 40, 4
 """Characters and words of the average free text."""
 LONG_NUMBER = 7
-"""Digits of numbers that nobody measures, where every row has another of the same length."""
+"""Numbers of at least this many digits, all distinct and of equal length, are treated as identifiers."""
 ID_WORDS = frozenset(
     ("id", "ids", "key", "nr", "no", "number", "mrn", "ssn", "nhs", "pid", "uuid", "guid", "passport", "barcode")
 )
@@ -58,7 +58,7 @@ PERSON_NAMES = frozenset(
         "street",
     )
 )
-"""Names of columns that say who somebody is, whatever their values."""
+"""Names of columns that identify a person, whatever their values."""
 
 REASONS: dict[str, str] = {
     "identifier": "an identifier: nearly every row has a value of its own, or the name says whose row it is",

@@ -1,4 +1,4 @@
-"""What somebody's own tables hold, for whoever holds them: exact counts, which are not for others."""
+"""Describe a user's own tables. Counts are exact: do not share the output."""
 
 from __future__ import annotations
 

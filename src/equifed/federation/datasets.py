@@ -70,7 +70,7 @@ def load(
     the inputs stay the preset's. A column that the preset has groups of means those. min_group: groups with fewer rows
     than this, of all rows, become one, "other (merged)".
     Without a partition, the preset's own is used. validation: a share of the rows that the server takes from the
-    clients' training rows, to choose settings on; the test rows stay the same. Left out: the preset's own validation
+    clients' training rows, to choose settings on; the test rows stay the same. Default: the preset's own validation
     rows, if it has any. client_test: the share of each client's rows that is kept for a test of its own, in place of
     the preset's. rows: take only so many rows, drawn at random once, the same for every seed. The rows are held once
     however many seeds there are.

@@ -43,7 +43,7 @@ from equifed.words import encodable
 
 
 def _say(line: str) -> None:
-    """To whoever watches the server. A silo's words must not end the run where its terminal lacks their letters."""
+    """Print a line for the operator. A silo's words must not end the run where its terminal lacks their letters."""
     print(encodable(line, sys.stdout.encoding), flush=True)
 
 
@@ -192,7 +192,7 @@ class Federated(Training):
             self._journal.forget(before=evaluation_number(resume[0]))
         for step in super().rounds(resume):
             yield step
-            # whoever asks for the next round has saved this one
+            # the caller has saved this round when it asks for the next
             if step.round % self._setting.config.run.checkpoint_every == 0 or step.last:
                 self.engine.committed = step.state.last_reply[0]
                 self._journal.forget()
@@ -205,7 +205,7 @@ class Federated(Training):
             self._scores.recall(self.job.rounds, self._state, scores)
         result = super().result()
         members, totals = self._link.members, self._link.totals
-        result.info["cells"] = None  # nobody knows them
+        result.info["cells"] = None  # unknown: only their sums are disclosed
         result.info["rows"] |= {"train": totals.rows, "test": totals.test_rows}
         result.info["unknown_groups"] |= {"train": None, "test": self._scores.unknown}
         result.info["federation"] = {

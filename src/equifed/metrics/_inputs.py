@@ -60,7 +60,7 @@ def same_length(**arrays: np.ndarray) -> None:
 
 
 def labels(values: Any, name: str) -> np.ndarray:
-    """A column of class labels. Scores are refused: a score is not a class, and 0.7 is nobody's label."""
+    """A column of class labels. Scores are refused: a score is not a class, and 0.7 is not a label."""
     array = column(values, name)
     if array.dtype.kind == "b":
         return array.astype(np.int64)

@@ -537,7 +537,7 @@ def learn(metrics: Iterable[Mapping[str, Any]]) -> None:
 
 
 def describe(name: str) -> Metric:
-    """The facts about a metric; of one that nobody has met, such as what a method logs, only its name."""
+    """The facts about a metric; of an unknown one, such as what a method logs, only its name."""
     return CATALOGUE.get(name) or _OUTSIDE.get(name) or Metric(name=name, help="", needs=())
 
 

@@ -4,7 +4,7 @@ With any number of groups a difference is the largest pairwise gap and a ratio t
 i.e. max - min and min / max. Groups whose rate is undefined are left out; with fewer than two groups left the
 disparity is nan. Where fairlearn is defined the values are fairlearn's, with its two conventions for 0/0:
 
-* a ratio of rates that are all 0 is nan (nobody is selected: equal, but no ratio);
+* a ratio of rates that are all 0 is nan (no row is selected: equal, but no ratio);
 * equalized_odds_ratio and average_odds_ratio then use the other ratio alone, so that a perfect classifier
   (every TPR 1, every FPR 0) scores 1. (fairlearn's minimum is nan when it is the TPR ratio that is 0/0.)
 

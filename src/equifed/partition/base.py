@@ -74,7 +74,7 @@ class Partition:
         client_groups: np.ndarray | None = None,
         angles: tuple[float, ...] | None = None,
     ) -> Partition:
-        """From the client number of each row, -1 for a row that nobody holds."""
+        """From the client number of each row, -1 for a row without a client."""
         order = np.argsort(owner, kind="stable")
         sizes = np.bincount(owner + 1, minlength=len(ids) + 1)
         return cls(tuple(np.split(order, np.cumsum(sizes)[:-1])[1:]), tuple(ids), client_groups, angles)

@@ -111,7 +111,7 @@ class DirichletPerClient(Partitioner):
 
     r_k ~ Dirichlet(alpha * prior) over the cells, and client k takes round(size * r_kc) rows of cell c from
     its pool: its own state with `natural`, else all rows. Where a cell runs short, the clients that want it
-    share it in proportion to their wishes. Rows that nobody takes stay unused: a row is used at most once.
+    share it in proportion to their wishes. Rows that no client takes stay unused: a row is used at most once.
 
     With `natural` and no `num_partitions` every state is a client; with fewer clients than states the
     largest states are kept; with more, further clients go where they leave most rows per client.
@@ -177,7 +177,7 @@ class DirichletPerClient(Partitioner):
         take = np.where((demand > have)[at], shared, want)
         unused = have - np.bincount(at.ravel(), take.ravel(), places).astype(np.int64)
 
-        # place after place: so many rows for each of its clients, the rest for nobody (-1)
+        # place after place: n rows for each of its clients, the rest unused (-1)
         by_place = np.argsort(np.concatenate([at.ravel(), np.arange(places)]), kind="stable")
         who = np.concatenate([np.repeat(np.arange(clients), num_cells), np.full(places, -1)])[by_place]
         count = np.concatenate([take.ravel(), unused])[by_place]
@@ -329,7 +329,7 @@ class RotationGroups(Partitioner):
     """Equal clients in groups of given sizes, for images rotated by group (FairMNISTRotate, E2FL).
 
     Rows are dealt at random, each to at most one client, or to one of each group; the result has each client's group
-    and each group's angle. Rows that nobody takes stay unused.
+    and each group's angle. Rows that no client takes stay unused.
     """
 
     clients_per_group: tuple[int, ...] = (8, 14, 62, 152, 256, 257, 160, 68, 19, 4)

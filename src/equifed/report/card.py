@@ -1,5 +1,5 @@
 """The model card: what a trained model is for, on which data it was made and measured, for whom, with what limits, what
-left each client, and how it was made. Generated from what a run recorded; what nobody recorded is said to be unknown.
+left each client, and how it was made. Generated from what a run recorded; anything not recorded is reported as unknown.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _rows_by_client(result: Result) -> list[Any]:
     info, silos = result.info, Silos.of(result)
     if silos is not None:
         if silos.secure is not None:
-            return ["How many rows each silo has is known to nobody but itself."]
+            return ["The number of rows of a silo is known to that silo only."]
         return [
             Table(("silo", "training rows", "test rows"), tuple((silo.name, *silo.counted) for silo in silos.members))
         ]
@@ -352,7 +352,7 @@ def _making(result: Result) -> list[Any]:
     hyper = {**info.get("hyper_parameters", {}), **dict.fromkeys(result.swept, "swept")}
     facts: dict[str, Any] = {
         "method": info["method"],
-        **{f"hyper-parameter {name}": value for name, value in hyper.items()},
+        **{f"hyperparameter {name}": value for name, value in hyper.items()},
         "model": " ".join(str(info.get("model", "")).split()),
         **{
             name: settings[name]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MORE = 0.05
 """A client whose updates are cut by this much more than those of all is named."""
 CLEAR = 0.02
-"""Groups whose clients are cut alike up to this are not told apart."""
+"""Groups whose clients are cut alike up to this are not distinguished."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Robustness:
                 if named
                 else "no client more than the others."
             ),
-            "It cannot tell a lie from an honest client that is unlike the others, such as one that holds a minority's "
-            f"rows: whether those that it cuts lie, somebody has to find out.{self._by_group()}",
+            "It cannot distinguish a malicious client from an honest one that is unlike the others, such as one with a "
+            f"minority's rows: check the clients that it cuts.{self._by_group()}",
             self._with_and_without(),
         ]
 

@@ -52,7 +52,7 @@ class Model:
     data: str = ""
     """What it was trained on."""
     setting: Setting | None = None
-    """The swept hyper-parameters at this model's values; None where nothing was swept."""
+    """The swept hyperparameters at this model's values; None where nothing was swept."""
     client: str | None = None
     """Whose model it is, where clients have models of their own."""
 

@@ -30,7 +30,7 @@ class FinalState:
     """What a run ended with."""
 
     method: Method
-    """With the run's own hyper-parameters."""
+    """With the run's own hyperparameters."""
     task: Task
     server: Any
     """The server's state."""

@@ -41,11 +41,11 @@ class Result:
     """What `simulate` and `sweep` return, and what a run folder holds."""
 
     metrics: pd.DataFrame
-    """method, (swept hyper-parameters), seed, round, split, scope (global | client:<id> | group:<name>), metric,
+    """method, (swept hyperparameters), seed, round, split, scope (global | client:<id> | group:<name>), metric,
     value."""
     counts: pd.DataFrame
     """Rows of the last evaluation by group, label and prediction, on the test and validation rows of all: method,
-    (swept hyper-parameters), seed, split, group, label, predicted, rows. Rows are nan where silos withhold all of a
+    (swept hyperparameters), seed, split, group, label, predicted, rows. Rows are nan where silos withhold all of a
     group's; the label is missing where they withhold only that, the group where it is unknown. Where
     clients have models of their own, and each row was given to all of them, rows are counted once: a count is the mean
     over the models."""
@@ -55,7 +55,7 @@ class Result:
     """
     local_gaps: pd.DataFrame
     """Of the last evaluation, each client's own gap between the two groups (higher, lower) that are farthest apart over
-    all clients' test rows, where the gap is `overall`: method, (swept hyper-parameters), seed, client, metric, value,
+    all clients' test rows, where the gap is `overall`: method, (swept hyperparameters), seed, client, metric, value,
     its 95 % interval by the client's rows (low, high), rate and rows of both groups; below 0 has the opposite sign.
     With more than two classes, `class` is the one in which they are farthest apart; otherwise it is empty."""
     messages: pd.DataFrame
@@ -67,7 +67,7 @@ class Result:
     parameters: dict[Any, dict[str, np.ndarray]]
     """Final global model(s) by seed; by (swept values..., seed) after a sweep."""
     info: dict[str, Any]
-    """What was run: method, hyper-parameters, data."""
+    """What was run: method, hyperparameters, data."""
     settings: RunSettings
     """How it was run, with the seeds, the clients per round and the device that were used."""
     timings: dict[str, Any]
@@ -75,7 +75,7 @@ class Result:
     notes: list[Note] = field(default_factory=list)
     """What a reader should know about how it ran: values, whose words `str(note)` makes."""
     cuts: pd.DataFrame = field(default_factory=_no_frame)
-    """What a robust rule did to each client: method, (swept hyper-parameters), seed, client, updates (how many of its
+    """What a robust rule did to each client: method, (swept hyperparameters), seed, client, updates (how many of its
     the rule looked at), cut (how much of them it cut on average, from 0 to 1: 1 for an update that was not taken or was
     shortened, else the share of its coordinates that are beyond the others), everyone (the same of all clients of these
     rounds). Empty without a rule."""
@@ -133,7 +133,7 @@ class Result:
     ) -> Model:
         """One of the trained models, with scikit-learn's interface, as `equifed.load_model` gives it for a run.
 
-        seed: left out, the first. setting: of a sweep, {hyper-parameter: value}; left out, the one that meets the run's
+        seed: left out, the first. setting: of a sweep, {hyperparameter: value}; left out, the one that meets the run's
         target on validation rows. client, model: as in `predict`.
         """
         states = self._states(model)
@@ -199,7 +199,7 @@ class Result:
 
     @property
     def swept(self) -> list[str]:
-        """Names of the swept hyper-parameters."""
+        """Names of the swept hyperparameters."""
         return list(self.info.get("swept", []))
 
     def final(self, split: str = "test") -> pd.DataFrame:
@@ -278,7 +278,7 @@ class Result:
         test rows. `equifed.answer` chooses among several results.
 
         target: a text such as "demographic_parity_difference <= 0.05", or several; confidence: between 0.5 and 1, or
-        "mean". Left out: those of the run's settings.
+        "mean". Default: those of the run's settings.
         """
         from equifed.verdict import answer
 

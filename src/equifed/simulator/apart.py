@@ -147,7 +147,7 @@ class _Flat:
     own: list[Tensor]
     """Values of the lane's rows [L, n, ...] or [L, V, n, ...]."""
     structure: Any
-    """Tree structure of a step's arguments: (carry, context, hyper-parameters, inputs, batch)."""
+    """Tree structure of a step's arguments: (carry, context, hyperparameters, inputs, batch)."""
     shared: bool
 
     @classmethod

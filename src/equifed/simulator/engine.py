@@ -148,7 +148,7 @@ class LocalEngine:
 
 
 def bounds_of(job: Job, stage: Stage, position: int) -> Bounds:
-    """Return the bounds of a phase's replies, which may depend on a run's hyper-parameters."""
+    """Return the bounds of a phase's replies, which may depend on a run's hyperparameters."""
     settings = [run.hyper for run in job.runs]
     if all(hyper == settings[0] for hyper in settings):
         settings = settings[:1]

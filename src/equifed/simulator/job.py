@@ -40,12 +40,12 @@ MOST_STATES = 2**30
 
 @dataclass(frozen=True)
 class JobRun:
-    """A seed with a federation and a setting of the swept hyper-parameters."""
+    """A seed with a federation and a setting of the swept hyperparameters."""
 
     seed: int
     federation: Federation
     hyper: Mapping[str, float]
-    """Swept hyper-parameters of this run (empty without a sweep)."""
+    """Swept hyperparameters of this run (empty without a sweep)."""
     given: Federation
     """The federation as given; differs from `federation` for a reference method that pools the rows."""
     plain: bool = False
@@ -82,7 +82,7 @@ class Job:
 
     @cached_property
     def hyper(self) -> dict[str, Tensor]:
-        """Swept hyper-parameters of every run [R]."""
+        """Swept hyperparameters of every run [R]."""
         names = self.runs[0].hyper
         return {name: torch.tensor([run.hyper[name] for run in self.runs], device=self.device) for name in names}
 
@@ -97,7 +97,7 @@ class Job:
 
     @property
     def labels(self) -> list[dict[str, Any]]:
-        """Labels that identify the runs in a table: method, swept hyper-parameters, seed."""
+        """Labels that identify the runs in a table: method, swept hyperparameters, seed."""
         return [{"method": self.method.name, **run.hyper, "seed": run.seed} for run in self.runs]
 
     @cached_property
@@ -156,17 +156,17 @@ class Job:
         return Channel(settings.clip, settings.max_update, settings.secure, settings.robust, settings.liars)
 
     def method_of(self, run: int) -> Method:
-        """Return the method with this run's hyper-parameters."""
+        """Return the method with this run's hyperparameters."""
         return self.configure(self.runs[run].hyper)[0]
 
     def configure(self, hyper: Mapping[str, Any]) -> tuple[Method, Channel]:
-        """Return the method and the channel with these hyper-parameters."""
+        """Return the method and the channel with these hyperparameters."""
         channel = {name: value for name, value in hyper.items() if name in CHANNEL_OPTIONS}
         own = {name: value for name, value in hyper.items() if name not in channel}
         return self.method.with_hyper(**own), dataclasses.replace(self.channel, **channel)
 
     def phases(self, stage: Stage, hyper: Mapping[str, Any] | None = None) -> tuple[Phase, ...]:
-        """Return the phases of a stage with these hyper-parameters (default: the first run's); their replies pass the
+        """Return the phases of a stage with these hyperparameters (default: the first run's); their replies pass the
         channel."""
         method, channel = self.configure(self.runs[0].hyper if hyper is None else hyper)
         return tuple(channel.apply(phase) for phase in getattr(method, stage))
@@ -300,7 +300,7 @@ def _make_summed(method: Method, settings: RunSettings, fed: Federation) -> Meth
         found = method.summed
         if found is None:
             working = methods.summable_names()
-            so_set = " with these hyper-parameters" * (method.name in working)
+            so_set = " with these hyperparameters" * (method.name in working)
             raise ConfigError(
                 f"hides each client's reply, which {method.name} needs{so_set}. Methods that work with secure sums: "
                 f"{', '.join(working)}.",
@@ -438,7 +438,7 @@ def check_swept(method: Method, name: str, values: Sequence[float]) -> None:
     """Raise `ConfigError` if an option of the method or the channel cannot be swept over these values."""
     if name in CHANNEL_OPTIONS:
         if name in method.hyper:
-            text = f"cannot be swept: it is both a setting of runs and a hyper-parameter of {method.name}."
+            text = f"cannot be swept: it is both a setting of runs and a hyperparameter of {method.name}."
             raise ConfigError(text, key=name)
         for value in values:
             dataclasses.replace(RunSettings(), **{name: value})  # type: ignore[arg-type]

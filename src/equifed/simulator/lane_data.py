@@ -45,7 +45,7 @@ class LaneInputs(NamedTuple):
     not have."""
 
     hyper: dict[str, Tensor]
-    """Swept hyper-parameters [L], or [L, V] if settings share the lane."""
+    """Swept hyperparameters [L], or [L, V] if settings share the lane."""
     draws: dict[str, Tensor]
     group: Tree
     scaling: Tree

@@ -26,12 +26,12 @@ class LaneSteps:
     """The step of a phase's local training, for one lane and for many."""
 
     phase: Callable[[dict[str, Tensor]], Phase]
-    """Function that returns the phase with given hyper-parameters."""
+    """Function that returns the phase with given hyperparameters."""
     work: LocalTraining
     """The first run's work: its loss has the form of all runs'."""
     task: Task
     shared: bool
-    """True if settings share lanes: parameters, context and hyper-parameters then have leaves [L, V, ...]."""
+    """True if settings share lanes: parameters, context and hyperparameters then have leaves [L, V, ...]."""
 
     def start(self, parameters: Tree) -> Tree:
         """Return the values that steps change: (parameters, optimiser state), leaves [L, ...] or [L, V, ...]."""

@@ -4,7 +4,7 @@ A lane is one client of one seed. Lanes are sorted by their rows, most first; th
 (`stepper.py`).
 
 The settings of a sweep share a lane: the same seed samples the same clients, batches and random numbers for all
-hyper-parameters, so rows are taken once and a second axis holds the models of all settings (leaves [L, V, ...]).
+hyperparameters, so rows are taken once and a second axis holds the models of all settings (leaves [L, V, ...]).
 """
 
 from __future__ import annotations

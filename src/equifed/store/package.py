@@ -130,7 +130,7 @@ def load_model(
     """The model of a finished run, with scikit-learn's interface: `predict`, `predict_proba`, `classes_`.
 
     reference: the run's id, name or folder, "latest", or its folder `model` alone, wherever that was copied; neither
-    the data nor the rest of the run are needed. seed: left out, the first. setting: of a sweep, {hyper-parameter:
+    the data nor the rest of the run are needed. seed: left out, the first. setting: of a sweep, {hyperparameter:
     value}; left out, the one that meets the run's target on validation rows. client: whose model, where clients have
     models of their own. runs: the folder of the runs, where it is not `runs` or $EQUIFED_RUNS. model: the model that
     was trained, where it was made in Python by hand, so that nothing leads to it again. trust: modules whose names the

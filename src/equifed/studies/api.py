@@ -88,7 +88,7 @@ def sweep(
     settings: RunSettings = DEFAULTS,
     **options: Unpack[RunOptions],
 ) -> Comparison:
-    """Train a method with every combination of the values in `over`, {hyper-parameter: values}, in one computation, and
+    """Train a method with every combination of the values in `over`, {hyperparameter: values}, in one computation, and
     say which setting to take: what `equifed sweep --over` prints.
 
     The other arguments are those of `compare`. `simulate(..., over=over)` gives the `Result` alone; `seek` searches the

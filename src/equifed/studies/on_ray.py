@@ -91,7 +91,7 @@ def _own_sigterm() -> contextlib.AbstractContextManager[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Fail at once where nobody answers: Ray itself would try for minutes."""
+    """Fail at once if there is no answer: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), REACHABLE).close()

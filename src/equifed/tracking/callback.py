@@ -75,7 +75,7 @@ class Run:
         return self.settings.seed_list
 
     def parameters(self, setting: Mapping[str, float]) -> dict[str, Any]:
-        """Return all parameters by flat names, with the values of one setting of a sweep. Swept hyper-parameters that
+        """Return all parameters by flat names, with the values of one setting of a sweep. Swept hyperparameters that
         `setting` does not have are omitted."""
         settings = self.settings.to_dict()
         local = settings.pop("local")

@@ -27,7 +27,7 @@ class Values(NamedTuple):
     """The values of one setting after one round."""
 
     setting: Mapping[str, float]
-    """Values of the swept hyper-parameters; empty without a sweep."""
+    """Values of the swept hyperparameters; empty without a sweep."""
     round: int
     values: dict[str, float]
     """Values by name, without undefined ones."""

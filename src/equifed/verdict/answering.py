@@ -39,7 +39,7 @@ def answer(
     """Which of the methods and settings in the results meets the target, or comes nearest.
 
     target: a text such as "demographic_parity_difference <= 0.05", or several; confidence: between 0.5 and 1, or
-    "mean". Left out: those that the results were made with.
+    "mean". Default: those that the results were made with.
     """
     from equifed.results.result import Result
 

@@ -50,7 +50,7 @@ def ranked(variants: list[Variant], metric: str) -> list[Variant]:
 
 
 def unclear(order: list[Variant], metric: str) -> list[Variant]:
-    """Who cannot be told apart from the first of the order; without a test, nobody is claimed to be as good."""
+    """Return those not distinguishable from the first of the order; without a test, none is claimed to be as good."""
     tests = against(order, order[0], metric) if order else []
     return [variant for variant, test in zip(order, tests, strict=True) if test is not None and not test.clear]
 
@@ -60,7 +60,7 @@ def unclear(order: list[Variant], metric: str) -> list[Variant]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Whom the rule takes, or who leads where it takes nobody yet."""
+    """The chosen variant, or the current leader if the evidence does not allow a choice."""
 
     best: Variant
     """Of the best mean quality."""
@@ -75,12 +75,12 @@ class Choice:
 
 
 def choose(comparison: Comparison) -> Choice | None:
-    """The rule of `verdict`; None when no predictor is usable.
+    """Apply the rule of `verdict`; return None when no predictor is usable.
 
-    Noise earns nothing. Who is not the best must be shown to be within the margin, which a larger deviation makes
-    harder; and the best is only taken where the mean of nobody fairer is within it: as long as somebody's is and the
-    seeds do not show it, nobody is. Somebody fairer whose mean is beyond the margin stands in nobody's way, but stays
-    unsettled until the seeds show that, too.
+    A variant that is not the best is chosen only if it is shown to lie within the margin, which a larger deviation
+    makes harder. The best is chosen only if the mean of no fairer variant lies within the margin: while one does and
+    the seeds do not show it, none is chosen. A fairer variant with a mean beyond the margin does not prevent a choice,
+    but stays unsettled until the seeds show that, too.
     """
     quality, disparity = comparison.quality, comparison.disparity
     usable = ranked(comparison.variants, quality)
@@ -305,5 +305,5 @@ def _compared(chosen: Variant, able: Sequence[Variant], aim: Aim) -> int:
     """
     shared = chosen.on("validation").shared_rows, chosen.on("test").shared_rows
     if aim.confidence == "mean" or max(shared) >= 1:
-        return 1  # test rows that are nobody's validation rows
+        return 1  # test rows that are no seed's validation rows
     return 1 + sum(each is not chosen and aim.open(each) for each in able)

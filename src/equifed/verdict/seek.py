@@ -76,7 +76,7 @@ class Search:
     """Which values of a knob to try next, by how those before came out. It knows nothing of training."""
 
     def __init__(self, knob: Knob, settings: SeekSettings, allowed: tuple[float | None, float | None]) -> None:
-        """allowed: the least and the largest value that the hyper-parameter may have at all."""
+        """allowed: the least and the largest value that the hyperparameter may have at all."""
         self.knob, self.settings, self.allowed = knob, settings, allowed
         self.tried: dict[float, Point] = {}
         self.steps = 0
@@ -230,7 +230,7 @@ def aimed(method: Method, targets: Sequence[Target]) -> tuple[Method, Knob]:
         )
     if knob is None:
         raise ConfigError(
-            f"{method.name} has no hyper-parameter that trades accuracy for fairness, so that nothing can be sought. "
+            f"{method.name} has no hyperparameter that trades accuracy for fairness, so that nothing can be sought. "
             f"These have one: {', '.join(_turned(method))}. Or name the values to choose from, as a sweep."
         )
     moved = [target.metric for target in targets if target.metric in knob.aims]
@@ -316,7 +316,7 @@ class Seeking:
         self.aim = Aim(parse_targets(settings.target), settings.confidence)
         self.method, self.knob = aimed(method, self.aim.targets)
         self.aims = {name: value for name, value in self.method.hyper.items() if value != method.hyper[name]}
-        """The hyper-parameters that were set so that the method aims at the targets."""
+        """The hyperparameters that were set so that the method aims at the targets."""
         need_validation(federations)
         if self.method.needs_validation:
             raise ConfigError(

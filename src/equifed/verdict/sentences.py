@@ -201,7 +201,7 @@ def _advice(comparison: Comparison, choice: Choice) -> list[str]:
     elif fairest is choice.pick:
         lead = f"Take {name}: it has both {highest} and the fairest mean {gap}{where}{_shared(choice)}."
     elif choice.unsettled:
-        lead = f"Take {name} for now: it has {highest}{where}, and nobody fairer is shown to lose at most "
+        lead = f"Take {name} for now: it has {highest}{where}, and no fairer one is shown to lose at most "
         lead += f"{_margin(comparison)}, nor are all shown to lose more."
     else:
         lead = f"Take {name}: it has {highest}{where}, and all that are fairer, and not dominated, are shown to lose "

@@ -1,4 +1,4 @@
-"""The silos of a real federation: who was missing when, what was refused, what is withheld, and what of it nobody knows
+"""The silos of a real federation: who was missing when, what was refused, what is withheld, and what is unknown
 because their replies were summed securely. A simulation has none."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Silo:
     name: str
     joined: bool
     rows: int | None
-    """Training rows; None where it never joined, or told nobody."""
+    """Training rows; None if it never joined, or did not disclose them."""
     test_rows: int | None
     missed: tuple[Trouble, ...]
     """Where nothing came back."""
@@ -73,8 +73,8 @@ class Silo:
     @property
     def counted(self) -> tuple[str, str]:
         """Its training and test rows."""
-        nobody_knows = "not told" if self.joined else "unknown"
-        train, test = (nobody_knows if rows is None else f"{rows:,}" for rows in (self.rows, self.test_rows))
+        missing = "not disclosed" if self.joined else "unknown"
+        train, test = (missing if rows is None else f"{rows:,}" for rows in (self.rows, self.test_rows))
         return train, test
 
     @property
@@ -112,7 +112,7 @@ class Silo:
 
 @dataclass(frozen=True)
 class Secure:
-    """How the replies of a run were summed so that nobody saw a single one."""
+    """How the replies of a run were summed without disclosing a single one."""
 
     least: int
     """Silos that a sum is of at the least."""
@@ -154,13 +154,13 @@ class Secure:
 
 
 PROMISE = (
-    "Secure sums: whoever runs the server and reads all that it gets, as long as it ships equifed's own code, learns "
-    "sums over at least {least} silos and who took part, and no single silo's reply, rows or figures"
+    "Secure sums: an operator of the server who reads everything it receives, and who ships equifed's own code, learns "
+    "sums over at least {least} silos and who took part, but no single silo's reply, rows or metrics"
 )
 """In one sentence what is promised; docs/privacy.md has the rest of it."""
 NOT_AVAILABLE = (
-    "Replies were summed securely: what needs the figures of single silos (the worst served, the spread between them, "
-    "their own gaps) is known to nobody. Each silo has its own in its own log."
+    "Replies were summed securely: metrics of single silos (the worst served, the spread between them, their own gaps) "
+    "are not available. Each silo has its own in its log."
 )
 
 
@@ -221,9 +221,9 @@ class Silos:
         return [silo.name for silo in self.members if silo.counts or silo.predicted]
 
     def hides(self, metric: str, *, groups: Iterable[str] | None = None, client: str | None = None) -> bool:
-        """Whether somebody withholds counts that the metric rests on, of these groups and this client or of all."""
+        """True if a silo withholds counts that the metric rests on, of these groups and this client or of all."""
         needs = describe(metric).needs
-        if "scores" in needs:  # which nobody can know, as no one has all predictions
+        if "scores" in needs:  # unknowable: no party has all predictions
             return False
         for each in self.members if self.secure is None else (self.secure,):
             hidden = set(each.counts if "labels" in needs else each.predicted)

@@ -86,9 +86,9 @@ class Variant:
     method: str
     """Its name in the registry."""
     setting: dict[str, float]
-    """The swept hyper-parameters at this variant's values."""
+    """The swept hyperparameters at this variant's values."""
     hyper: dict[str, Any]
-    """All hyper-parameters."""
+    """All hyperparameters."""
     source: _Source = field(repr=False)
 
     @property
@@ -424,7 +424,7 @@ def is_pooled(method: str) -> bool:
 
 
 def _known(method: str, attribute: str) -> bool:
-    """What the method of this name is; False for a result of somebody's own method."""
+    """Return what the method of this name is; False for the result of a method from outside."""
     from equifed.methods import make_recorded
 
     try:
@@ -434,7 +434,7 @@ def _known(method: str, attribute: str) -> bool:
 
 
 def _unique_labels(variants: Sequence[Variant]) -> list[str]:
-    """Equal labels get what tells them apart (a hyper-parameter, the data, the rounds) or a number."""
+    """Equal labels get what tells them apart (a hyperparameter, the data, the rounds) or a number."""
     labels = [each.label for each in variants]
     for label in {label for label in labels if labels.count(label) > 1}:
         same = [i for i, other in enumerate(labels) if other == label]

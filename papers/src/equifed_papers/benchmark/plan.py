@@ -51,7 +51,7 @@ class Budget:
     aim: str = ""
     """What it is for; none: what its knob aims at, else the accuracy."""
     step_size: str = ""
-    """The hyper-parameter that is its step size, where that is not the learning rate of local training."""
+    """The hyperparameter that is its step size, where that is not the learning rate of local training."""
     rates: Sequence[float] = ()
     """Step sizes; none: RATES, or MANY_RATES where there is nothing else to choose."""
     slower: int = 1
@@ -127,7 +127,7 @@ def aimed(name: str) -> Method:
 
 
 def own_values(name: str, count: int = 4) -> dict[str, list[float]]:
-    """So many values of the method's own hyper-parameter, over its range; none where it has nothing to choose."""
+    """So many values of the method's own hyperparameter, over its range; none where it has nothing to choose."""
     budget, knob = budget_of(name), make(name).knob
     if budget.over:
         return {key: picked(values, count) for key, values in budget.over.items()}
@@ -226,7 +226,7 @@ class Trial:
     partition: str
     method: str
     step: tuple[str, float]
-    """The hyper-parameter that is its step size, and its value."""
+    """The hyperparameter that is its step size, and its value."""
     config: Config
 
     @property
@@ -327,7 +327,7 @@ def _trial(tier: Tier, data: str, partition: str, method: str, rate: float, seed
 
 @cache
 def _aimed(name: str) -> dict[str, Any]:
-    """The hyper-parameters by which `aimed` differs from the method's defaults."""
+    """The hyperparameters by which `aimed` differs from the method's defaults."""
     plain, told = make(name).hyper, aimed(name).hyper
     return {
         key: list(value) if isinstance(value, tuple) else value for key, value in told.items() if value != plain[key]

@@ -37,7 +37,7 @@ class Request:
     """FAIR-FATE's tables: as-published (what the authors' code does and measures, to compare with their figures),
     algorithm-1 (the paper's text, with correct metrics), or both. (default: both)"""
     select: str | None = field(default=None, metadata={"metavar": "KIND"})
-    """FAIR-FATE's tables: validation chooses its hyper-parameters on validation data, the fairest within 2 points of
+    """FAIR-FATE's tables: validation chooses its hyperparameters on validation data, the fairest within 2 points of
     FedAvg's accuracy (default: the authors' choice). FedFair's tables: train chooses on training rows (default: test,
     as the paper). E2FL's table4: validation chooses each method's learning rate anew."""
     quick: bool = False

@@ -54,7 +54,7 @@ class Arm:
     """As in the paper."""
     method: Method
     over: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Values of hyper-parameters that are swept."""
+    """Values of hyperparameters that are swept."""
     round_factor: float = field(default=1.0, kw_only=True)
     """Rounds, as a multiple of the others'."""
 

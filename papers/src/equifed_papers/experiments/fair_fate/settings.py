@@ -66,7 +66,7 @@ KNOWN_ERRORS = (
     "misprinted; the figures compared with are those of the authors' files, the printed ones are in `printed`.",
     "The published SP is min/max of p/(1+p) instead of p, which looks fairer; any zero count makes a ratio 0; values "
     "are rounded per run. The reading as-published reproduces this, the reading algorithm-1 does not.",
-    "The authors chose FAIR-FATE's hyper-parameters on test results; --select validation chooses on validation data.",
+    "The authors chose FAIR-FATE's hyperparameters on test results; --select validation chooses on validation data.",
     "Some published SP = 1.00 rows are near-constant predictors; such runs are counted as degenerate here.",
 )
 
@@ -238,7 +238,7 @@ def short_name(method: Method) -> str:
     return next((short for short, name in NAMES.items() if name == getattr(method, "fairness", "")), "")
 
 
-# -- choosing hyper-parameters on validation data ----------------------------------------------------------------------
+# -- choosing hyperparameters on validation data ----------------------------------------------------------------------
 
 
 def accuracy_floor(feds: list[Federation], rounds: int, watch: Watch) -> float:

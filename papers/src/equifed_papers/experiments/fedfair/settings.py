@@ -56,7 +56,7 @@ FEDAVG_LOCAL = Local(epochs=1, batch_size=32, learning_rate=0.05)
 ADVERSARIAL_ROUNDS = 20
 
 KNOWN_ERRORS = (
-    "The paper chose every method's hyper-parameter by the harmonic mean on test data; --select train chooses on the "
+    "The paper chose every method's hyperparameter by the harmonic mean on test data; --select train chooses on the "
     "clients' training rows.",
     "Which columns of COMPAS and which label of DRUG were used is not stated, so levels differ: with DRUG's obvious "
     "label plain logistic regression has accuracy 0.77 and fairness 0.96 where the paper has 0.73 and 0.88.",
@@ -108,7 +108,7 @@ def federations(dataset: str, seeds: int = SEEDS, inputs: str = "all") -> list[F
     """The paper's construction: rows dealt equally to the clients, a common test set; seeds 0, 1, ...
 
     The common test set is also every client's own, so that each of many models is judged by itself; and the training
-    rows stand in as validation set, which no method here uses, so that hyper-parameters can be chosen on them.
+    rows stand in as validation set, which no method here uses, so that hyperparameters can be chosen on them.
     """
     preset = get_dataset(dataset).preset("fedfair")
     if inputs == "insensitive":

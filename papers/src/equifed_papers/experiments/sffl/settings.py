@@ -49,7 +49,7 @@ class SharingArm(Arm):
     """One method, or several settings of one that share a computation."""
 
     labels: tuple[str, ...] = ()
-    """The name of each setting, where a hyper-parameter is swept."""
+    """The name of each setting, where a hyperparameter is swept."""
 
     @property
     def settings(self) -> dict[str, dict[str, float]]:
