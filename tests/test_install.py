@@ -51,6 +51,7 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("which", ["bundled", "newest"])
+@pytest.mark.sample(1)
 def test_the_lock_is_installed_as_it_stands_whatever_the_index_offers(
     which: str, environment: Path, newest: Path, tmp_path: Path
 ) -> None:

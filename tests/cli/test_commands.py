@@ -113,6 +113,7 @@ def test_fail_if_the_constraint_is_violated(place, invoke):
     assert "Check failed: separate-training: constraint violated at the end for seed 0, 3" in outcome.stderr
 
 
+@pytest.mark.full
 def test_compare_checks_the_constraints_of_the_methods_that_have_one(invoke, tiny):
     both = ("compare", tiny, "--rounds", "1", "--seeds", "1", "--fail-if", "constraint violated", "--methods")
     outcome = invoke(*both, "fedavg,fedfair", "--set", "fedfair.epsilon=9")
@@ -910,6 +911,7 @@ def test_compare_refuses_one_method_under_two_names(place, invoke, tiny):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.sample(1)
 def test_workers(invoke, tiny, monkeypatch, workers: str):
     """One is as ever, without Ray; several without Ray say what is missing, before anything is computed."""
     monkeypatch.setitem(sys.modules, "ray", None)

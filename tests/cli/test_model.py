@@ -99,6 +99,7 @@ def test_a_run_that_has_not_finished_has_no_model(run: Path, invoke: Any) -> Non
     assert "has no result: it stopped after round 2" in " ".join(done.stderr.split())
 
 
+@pytest.mark.full
 def test_programs_are_written_and_say_the_same(run: Path, invoke: Any) -> None:
     done = invoke("export", "latest", "--onnx", "model.onnx", "--torch", "model.pt2", "--json")
     assert done.exit_code == 0, done.stderr

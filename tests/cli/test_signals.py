@@ -67,6 +67,7 @@ def test_a_compare_that_is_ended_goes_on_by_the_same_command(
     assert not {each["run"] for each in again["methods"]} & {entry.id for entry in store.entries()[3:]}
 
 
+@pytest.mark.full
 def test_a_method_that_fails_is_tried_again_and_no_other(
     place: Path, invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_show_has_a_line_for_each_silo(shown: str, invoke: Callable[..., Any]) -
     assert len(found["notes"]) == 9
 
 
+@pytest.mark.full
 def test_report_for_other_programs(shown: str, invoke: Callable[..., Any]) -> None:
     found = json.loads(invoke("report", "troubled", "--json").stdout)
     (about,) = found["federations"]

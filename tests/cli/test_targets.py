@@ -25,6 +25,7 @@ def read(outcome: Any) -> Any:
     return json.loads(outcome.stdout)
 
 
+@pytest.mark.full
 def test_sweep_show_and_report(place: Path, invoke: Any, tiny: str) -> None:
     sweep = ("sweep", tiny, "--method", "kffl", "--over", "fairness_weight=0,50", *SMALL)
     done = invoke(*sweep, "--target", f"{GAP} <= 1", "--fail-if", "target missed")

@@ -537,6 +537,7 @@ PLANS: dict[str, dict[str, Any]] = {
     ],
     ids=repr,
 )
+@pytest.mark.full
 def test_a_server_that_dies_anywhere_has_each_sum_once(
     method: Method, share: float, plan: str, silos: Path, tmp_path: Path
 ) -> None:

@@ -606,6 +606,7 @@ def test_names_cannot_break_the_page(text, tame, tmp_path):
     assert re.findall(r"<(/?\w+)", result._repr_html_()) == re.findall(r"<(/?\w+)", plainly_shown)
 
 
+@pytest.mark.full
 def test_long_runs_stay_small(tmp_path):
     """10 methods x 10 seeds x 100 rounds and 300 clients; made up, as only the size matters."""
     small = run(ef.methods.FedAvg(), federation(), rounds=1, seeds=[0])

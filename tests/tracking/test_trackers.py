@@ -129,6 +129,7 @@ def test_a_run_in_mlflow_is_the_run_also_after_an_interruption(place, uri, clien
     assert config == (folder.path / "config.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_a_sweep_in_mlflow_has_a_run_for_each_setting_below_its_own(place, uri, client):
     write_config(place, run={"rounds": 2}, method={"name": "fedprox"}, sweep={"mu": [0.0, 0.5]})
     invoke("run", "experiment.toml", "--track", f"mlflow:{uri}")
