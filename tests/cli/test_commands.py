@@ -126,6 +126,7 @@ def test_compare_checks_the_constraints_of_the_methods_that_have_one(invoke, tin
     assert "none of fedavg, fedprox has a constraint to train under" in outcome.stderr
 
 
+@pytest.mark.full
 def test_post_processed_methods(place, invoke, needs):
     needs("compas")
     described = data(invoke("methods", "fedprox+ceo", "--json"))
@@ -143,6 +144,7 @@ def test_post_processed_methods(place, invoke, needs):
     assert "fedavg+eo" in compared.stdout
 
 
+@pytest.mark.full
 def test_a_method_whose_name_ends_in_a_plus(place, invoke, needs):
     needs("compas")
     names = "fedmgda+,fedmgda++eo"
@@ -653,6 +655,7 @@ def test_report(place, invoke):
     assert invoke("report", "latest").stdout.strip() == "equifed-report.html"
 
 
+@pytest.mark.full
 def test_numbers_for_programs_leave_no_page_behind(place, invoke, three_seeds):
     before = sorted(place.iterdir())
     assert data(invoke(*three_seeds, "--json"))["report"] is None

@@ -43,6 +43,7 @@ def test_the_same_command_takes_what_was_done_before(invoke, tiny):
     assert not set(other["runs"]) & set(found["runs"])
 
 
+@pytest.mark.full
 def test_an_interrupted_search_goes_on_with_the_same_command(invoke, tiny, monkeypatch):
     command = ("sweep", tiny, "--method", "kffl", "--target", TARGET, *SMALL)
     whole = invoke(*command, "--json", "--runs", "elsewhere")

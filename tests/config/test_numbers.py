@@ -60,6 +60,7 @@ def attempt(make: Callable[[], Any]) -> tuple[Any, EquifedError | None]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sample(15)
 def test_every_hyper_parameter_refuses_what_is_no_number_by_its_key(name: str) -> None:
     for key in numeric_options(name):
         for value in ODD:
@@ -75,6 +76,7 @@ def test_every_hyper_parameter_refuses_what_is_no_number_by_its_key(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sample(15)
 def test_every_hyper_parameter_given_in_python_is_checked_when_a_job_is_made(name: str, tiny_federation: Any) -> None:
     for key in numeric_options(name):
         for value in NEVER:
@@ -171,6 +173,7 @@ SECTIONS = list(sections())
 @pytest.mark.parametrize(
     ("section", "key", "more"), SECTIONS, ids=[f"{s}-{k}-{i}" for i, (s, k, _) in enumerate(SECTIONS)]
 )
+@pytest.mark.sample(20)
 def test_every_numeric_key_refuses_what_cannot_be_by_its_name(
     section: str, key: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -430,6 +430,7 @@ QUICK_PLANS = [("confident", False), ("from zeros", False)]
     ids=lambda value: value if isinstance(value, str) else "64 bits" if value else "32 bits",
 )
 @every_method_in_full
+@pytest.mark.sample(40)
 def test_no_honest_reply_is_refused(method: Method, plan: str, wide: bool) -> None:
     train(edge_job(method, plan), wide)
 
@@ -439,6 +440,7 @@ def test_no_honest_reply_is_refused(method: Method, plan: str, wide: bool) -> No
     [pytest.param(m, marks=() if m in METHODS else pytest.mark.full) for m in SUMMED if m in EVERYONE],
     ids=shown,
 )
+@pytest.mark.sample(12)
 def test_no_honest_reply_is_out_of_a_secure_sums_range(method: Method) -> None:
     train(edge_job(method, "confident", secure=True))
 

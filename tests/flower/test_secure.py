@@ -584,6 +584,7 @@ def test_a_server_that_dies_anywhere_has_each_sum_once(
         shutil.rmtree(tmp_path / f"at-{at}")
 
 
+@pytest.mark.full
 def test_a_server_that_dies_after_an_evaluation_has_its_scores(silos: Path, tmp_path: Path) -> None:
     """The model of round 1 is measured after its checkpoint, when round 2 begins: silos do not help a second time."""
     secure = everyone(silos, run={"rounds": 3, **SAMPLED})
@@ -679,6 +680,7 @@ def test_a_damaged_journal_is_named(silos: Path, tmp_path: Path) -> None:
     assert found.log["applied"].all()
 
 
+@pytest.mark.full
 def test_a_setup_without_its_sum_can_be_tried_again(silos: Path, tmp_path: Path) -> None:
     """It ends the run. Once the silos are back, the resumed run has the sum, whether they had masked it or not."""
     for kind in ("before", "after"):

@@ -205,6 +205,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
+@pytest.mark.sample(5)
 def test_bad_introductions_are_refused_by_name(silos: Path, tmp_path: Path, keys: Path, what: str) -> None:
     made, (changes, says) = secure_setting(silos), BAD[what]
 

@@ -233,6 +233,7 @@ def asked(
 
 @tried
 @given(data=st.data())
+@pytest.mark.sample(1)
 def test_a_silo_answers(asked: tuple[Nodes, Path, list[Message]], data: st.DataObject) -> None:
     grid, state, seen = asked
     (own,) = (context for context in grid.contexts.values() if context.node_config["client-id"] == "a")

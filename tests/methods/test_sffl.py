@@ -300,6 +300,7 @@ def matched(result: ef.Result) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", [FedEM(), SFFL(epsilon=0.05)])
+@pytest.mark.full
 def test_known_components_are_recovered(method: FedEM, known_mixtures: tuple[np.ndarray, Federation]) -> None:
     shares, fed = known_mixtures
     run = simulation(method, fed, **{name: LONG[name] for name in LONG if name != "model"})

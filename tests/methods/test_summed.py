@@ -69,6 +69,7 @@ def farthest(a: ef.Result, b: ef.Result) -> float:
 
 @both_engines
 @pytest.mark.parametrize("method", RANKED, ids=repr)
+@pytest.mark.sample(3)
 def test_votes_are_the_same_bit_for_bit(method: Method, engine: str, uneven: Federation) -> None:
     secure, plain = (run(method, uneven, engine=engine, secure=secure) for secure in (True, False))
     assert (plain.log["replied"] < 9).any()

@@ -37,6 +37,7 @@ def made(min_group: int = 0) -> tuple[ef.Result, pd.DataFrame]:
     return result, test.assign(group=[fed.groups[code] for code in fed.rows.s[fed.test]], label=test["y"] == "yes")
 
 
+@pytest.mark.full
 def test_gaps_are_those_of_a_group_by():
     result, test = made()
     (variant,) = variants_of([result])

@@ -46,6 +46,7 @@ def test_a_damaged_or_foreign_file_is_made_again(tmp_path: Path, monkeypatch: py
     assert len(list(tmp_path.iterdir())) == 2, "another processor has code of its own"
 
 
+@pytest.mark.full
 def test_code_is_kept_where_a_file_can_be_written_and_else_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

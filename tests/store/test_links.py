@@ -95,6 +95,7 @@ def test_a_run_with_a_linked_folder_is_not_resumed(
     ["rounds.jsonl", "scores/00003.safetensors", "scores/00002.safetensors", "checkpoint.safetensors", "status.json",
      "lock", "result.json", "metrics.parquet", "SUMS.json", "config.toml", "data.json"],
 )  # fmt: skip
+@pytest.mark.sample(4)
 def test_no_file_is_written_through_a_link(
     name: str, config: Config, precious: dict[Path, bytes], tmp_path: Path
 ) -> None:

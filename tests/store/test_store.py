@@ -208,6 +208,7 @@ def _flip(path: Path) -> None:
         (lambda path: _flip(path / "status.json"), r"status\.json cannot be read: it does not fit its checksum"),
     ],
 )
+@pytest.mark.sample(4)
 def test_damage_is_refused_with_what_to_do(place, harm, said):
     store = Store(place / "runs")
     folder = stopped(store, load_config(write_config(place)), after=2)

@@ -32,6 +32,7 @@ def digits(needs: Any) -> None:
     needs("mnist")
 
 
+@pytest.mark.full
 def test_the_paper_s_federation() -> None:
     """1,000 clients in 10 groups, the small ones 100 with 60 images each, no image twice; scored on the 10,000 test
     images turned as their own."""
@@ -119,6 +120,7 @@ def test_table1_gives_both_scores_of_e2fl() -> None:
         assert gm.means[name] == pytest.approx(scale * expected[name].item())
 
 
+@pytest.mark.full
 def test_every_published_number_of_table1_is_a_cell() -> None:
     """Means over seeds are judged by noise, bytes by the digits that are printed: with known groups, the ten masks that
     the paper counts need not come down."""

@@ -106,6 +106,7 @@ def test_one_global_model_is_measured_once_and_the_best_epsilon_chosen(needs: Ca
     assert (row[2].opt, row[2].published_opt, row[2].published_mean) == (best, 0.07, 0.81)
 
 
+@pytest.mark.full
 def test_tables_and_figures_row_by_row(needs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, with few rounds and seeds."""
     needs("drug")

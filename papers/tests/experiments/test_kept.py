@@ -56,6 +56,7 @@ def timeless(rows: list[Row]) -> str:
     return repr([replace(row, seconds=0.0) for row in rows])
 
 
+@pytest.mark.full
 def test_a_part_goes_on_where_its_process_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
@@ -94,6 +95,7 @@ def test_what_cannot_be_used_is_computed_again(tmp_path: Path, monkeypatch: pyte
     assert len(said) == 4
 
 
+@pytest.mark.full
 def test_the_command_goes_on_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("fair-fate/table1", "--datasets", "compas", "--sigma", "0.5", "--seeds", "2", "--record")
     monkeypatch.setattr("equifed_papers.experiments.fair_fate.settings.ROUNDS", ROUNDS)
